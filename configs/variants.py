@@ -230,7 +230,7 @@ def add(c) -> None:
       temperature=number(1.0, low=0),
       top_p=number(1.0, low=1e-9, high=1),
       **FILTERS,
-      keep=choice("all", "correct", "best", "pairs", "majority"),
+      keep=choice("all", "correct", "best", "pairs", "majority", "prompts"),
       format=choice("jsonl", "parquet"),
   )
   c.hub = section(  # the Hugging Face hub

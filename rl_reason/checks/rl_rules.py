@@ -214,10 +214,11 @@ def rounds(c) -> Iterator[Rule]:
     yield "rounds.count", (
         "--stage=generate plays no environments: leave it at 0"
     )
-  if keep == "all":
+  if keep in ("all", "prompts"):
+    why = "would imitate incorrect responses, too"
     yield "generate.keep", (
-        "would imitate incorrect responses, too: use 'correct', 'best',"
-        " 'majority', or 'pairs' for a reward model"
+        f"{why if keep == 'all' else 'keeps no responses'}: use 'correct',"
+        " 'best', 'majority', or 'pairs' for a reward model"
     )
   if keep == "correct" and facts.no_verifier(c):
     yield "generate.keep", "nothing says which are correct: use 'best'"

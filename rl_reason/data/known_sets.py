@@ -91,6 +91,19 @@ def label(cell) -> str:
   return found.strip()
 
 
+def measured(cell, most: float = math.inf) -> float | None:
+  """A number from 0 to `most` that was measured; None of an empty cell.
+
+  Raises:
+    ValueError: the cell is no such number.
+  """
+  if cell == "":
+    return None
+  if not 0 <= float(cell) <= most:
+    raise ValueError(f"{cell} is not from 0 to {most:g}")
+  return float(cell)
+
+
 def last_box(solution: str) -> str | None:
   r"""The content of the last \boxed{...} or \boxed x; None without one."""
   boxes = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", solution))
@@ -209,8 +222,8 @@ class Known(NamedTuple):
     splits: name of a split -> pattern of its file names. Every split except
       'train' is a benchmark.
     question, answer, difficulty, tolerance, solution, response, rejected,
-      subject: functions that read these fields of `datasets.Example` from a raw
-      row.
+      subject, pass_rate, response_tokens: functions that read these fields of
+      `datasets.Example` from a raw row.
     kind: name of the verifier.
   """
 
@@ -224,6 +237,8 @@ class Known(NamedTuple):
   response: Field = lambda row: ""
   rejected: Field = lambda row: ""
   subject: Field = column("subject", "data_source")
+  pass_rate: Field = column("pass_rate")
+  response_tokens: Field = column("response_tokens")
   kind: str = "math"
 
 

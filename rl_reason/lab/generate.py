@@ -121,7 +121,9 @@ def run(
     rows = [source[i][1] for i in ids]
     groups = sample(ids, rows)
     lines = [
-        _prompt(row) | columns
+        prompt_columns(row, g.keep)
+        | sample_selection.measured(samples)
+        | columns
         for row, samples in zip(rows, groups, strict=True)
         for columns in sample_selection.NAMES[g.keep](samples)
     ]
@@ -194,8 +196,13 @@ def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:
   )
 
 
-def _prompt(row: tasks.Row) -> dict[str, Any]:
-  """The columns of a prompt, which data.template = 'plain' does not change."""
+def prompt_columns(row: tasks.Row, keep: str) -> dict[str, Any]:
+  """The columns of a prompt, which data.template = 'plain' does not change.
+
+  To keep the prompts alone is to keep the rows of a file with their columns.
+  """
+  if keep == "prompts" and row.columns:
+    return dict(row.columns)
   prompt = [dict(x) for x in row.messages] if row.messages else row.prompt
   return dict(
       prompt=prompt,
