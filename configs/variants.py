@@ -42,6 +42,11 @@ def add(c) -> None:
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
+      # Of problems: what group sizes and advantages compare them by.
+      types=choice(
+          *("difficulty", "subject", "pass_rate"),
+          needs="a reader of types",
+      ),
       **FILTERS,  # off-policy: an error without rollout.allow_filters
       partial_groups=number(  # that a round may leave unfinished
           0,

@@ -2,6 +2,11 @@
 
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
+import json
+import threading
+
+import grain
+import numpy as np
 import pytest
 from tiny_data import (  # noqa: F401  (fixtures)
     check,
@@ -14,10 +19,21 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
-from rl_reason.base.errors import ConfigError
-from rl_reason.data import known_sets, screening
+from rl_reason import tasks
+from rl_reason.algorithms import advantage_variants, advantages, credit
+from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.data import (
+    datasets,
+    known_sets,
+    pipelines,
+    prompt_stream,
+    screening,
+)
 from rl_reason.data.datasets import DataError
 from rl_reason.lab import generate
+from rl_reason.monitoring import display
+from rl_reason.rollout import group_sizes
+from rl_reason.stages import prepare
 
 INTERVAL = "the pass rate is not within data.pass_rate = 0.1, 0.9"
 
@@ -140,3 +156,176 @@ def test_rows_that_were_measured_are_read_as_before(make, tmp_path, name):
   for n, (old, new) in enumerate(zip(before, after, strict=True)):
     assert all(getattr(old, x) == getattr(new, x) for x in same)
     assert (new.pass_rate, new.response_tokens) == (n / 2, 5.0)
+
+
+# --- who reads it ------------------------------------------------------------
+
+
+@pytest.fixture
+def stream(tmp_path):
+  """(name, rates, options of `PromptStream`) -> the stream, and all rows."""
+
+  def read(name, rates, **options):
+    path = write(tmp_path / "rows.jsonl", measured(name, rates))
+    source = datasets.parse(f"{name}@{path}")
+    found = [
+        tasks.Row(x.question, **{y: getattr(x, y) for y in FIELDS})
+        for x in datasets.examples(source, datasets.columns(""), "math")
+    ]
+    mixed = pipelines.Mixed([found], [1.0], 0)
+    iterator = pipelines.iterate(grain.MapDataset.source(mixed), 1)
+    options = dict(types="pass_rate") | options
+    return prompt_stream.PromptStream(mixed, iterator, **options), found
+
+  return read
+
+
+@pytest.mark.parametrize(
+    "types, rates, words",
+    [
+        ("difficulty", [0.5, 1.0], "goes by the difficulty (type)"),
+        ("subject", [0.5, 1.0], "goes by the subject (type)"),
+        (
+            "pass_rate",
+            [0.5, None, None],
+            "2 of 3 training rows have no measure",
+        ),
+        ("pass_rate", [0.5, 0.5], ""),
+    ],
+)
+def test_the_screen_says_which_types_are_all_the_same(
+    make, tmp_path, monkeypatch, types, rates, words
+):
+  """Of rows like those of GSM8K; without a reader of types, nothing."""
+  said = []
+  monkeypatch.setattr(display.Display, "say", lambda _, x: said.append(x))
+  c = config(make, "gsm8k", measured("gsm8k", rates))
+  c.advantage.groups, c.rollout.types = "type", types
+  prepare.run(c, tmp_path, display.Display(False), threading.Event())
+  warned = [x for x in said if x.startswith("warning: ")]
+  assert len(warned) == bool(words) and all(words in x for x in warned)
+
+
+FIELDS = "answer", "difficulty", "subject", "pass_rate", "response_tokens"
+
+
+@of_each_set
+def test_group_sizes_go_by_what_was_measured(stream, name):
+  """p (1 - p) + .01 is .26 and .01; lengths are 10 and 11 tokens."""
+  prompts, found = stream(name, [0.5, 1.0])
+  accuracy_N, length_N = prompts.expected(found)
+  np.testing.assert_array_equal(accuracy_N, [0.5, 1])
+  np.testing.assert_array_equal(length_N, [10, 11])
+  assert group_sizes.by_variance(accuracy_N, 16).tolist() == [14, 2]
+  assert group_sizes.by_length(length_N, 42).tolist() == [22, 20]
+
+
+@of_each_set
+def test_a_pass_rate_follows_the_policy(stream, name):
+  """It starts from the file, or from the first group; each group is a half."""
+  prompts, found = stream(name, [0.5, 1.0, None])
+  # A prompt without any gets the mean of all that are known.
+  np.testing.assert_array_equal(prompts.expected(found)[0], [0.5, 1, 0.75])
+  assert prompts.types(found).tolist() == [5, 0, 2]
+  prompts.update([found[0], found[2]], [1.0, 0.25], [20.0, 40.0])
+  other, _ = stream(name, [0.5, 1.0, None])
+  other.set_state(json.loads(json.dumps(prompts.get_state())))
+  accuracy_N, length_N = other.expected(found)
+  np.testing.assert_array_equal(accuracy_N, [0.75, 1, 0.25])
+  np.testing.assert_array_equal(length_N, [15, 11, 26])
+
+
+@of_each_set
+def test_prompts_of_files_retire(stream, monkeypatch, name):
+  monkeypatch.setattr(prompt_stream, "MAX_RETIRED_IN_A_ROW", 10)
+  prompts, found = stream(name, [0.5, 0.5, 0.5], retire_after=1)
+  _, drawn = prompts.draw(2)
+  prompts.update(drawn, [1.0, 1.0], [3.0, 3.0])
+  [rest] = set(found) - set(drawn)
+  for _ in range(5):
+    _, [row] = prompts.draw(1)
+    assert row == rest
+  prompts.update([row], [1.0], [3.0])
+  with pytest.raises(RunError, match="are retired"):
+    prompts.draw(1)
+
+
+REWARDS = np.array([1.0, -1, 1, 1, -1, -1], np.float32)
+RATES = [0.9, 0.9, 0.9, 0.1, 0.1, 0.1]
+
+
+def assigned(types_B, groups, advantage):
+  """Advantages of one response of two tokens to each prompt."""
+  mask_BT = np.ones((len(types_B), 2), bool)
+  arrays = dict(
+      rewards_B=REWARDS,
+      age_B=np.zeros(len(types_B), np.int32),
+      groups_B=np.arange(len(types_B)),
+      problems_B=np.arange(len(types_B)),
+      types_B=types_B,
+      mask_BT=mask_BT,
+      logps_BT=np.zeros(mask_BT.shape, np.float32),
+  )
+  found = credit.assign(arrays, advantage=advantage, groups=groups)
+  return np.asarray(found["advantages_BT"])[:, 0]
+
+
+@of_each_set
+def test_responses_are_compared_within_their_pass_rate(stream, name):
+  """Means of the types are 1/3 and -1/3; the mean of the batch is 0."""
+  prompts, found = stream(name, RATES)
+  types_B = prompts.types(found)
+  assert types_B.tolist() == [1] * 3 + [9] * 3
+  wanted = REWARDS - np.array([1 / 3] * 3 + [-1 / 3] * 3)
+  found_B = assigned(types_B, "type", advantages.group_mean)
+  np.testing.assert_allclose(found_B, wanted, rtol=1e-6)
+  # The types of hierarchical advantages are the same.
+  by_type_B = assigned(types_B, "type", advantages.group_norm)
+  of_both = assigned(types_B, "prompt", by_types)
+  np.testing.assert_allclose(of_both, by_type_B, rtol=1e-6)
+  assert (
+      abs(by_type_B - assigned(types_B, "batch", advantages.group_norm)).max()
+      > 0.1
+  )
+
+
+def by_types(rewards_B, types_B, valid_B):
+  return advantage_variants.hierarchical(rewards_B, types_B, valid_B, mix=1.0)
+
+
+@of_each_set
+def test_lambda_decreases_with_the_measured_complexity(stream, name):
+  """Without decay lambda is 1 - c / 20: .95 and .55 at rates of .9 and .1."""
+  prompts, found = stream(name, [0.9, 0.1])
+  last_BT = np.array([[0, 1.0]] * 2, np.float32)
+  advantages_BT = advantage_variants.gae_exp_complexity(
+      last_BT,
+      np.zeros_like(last_BT),
+      np.ones(last_BT.shape, bool),
+      prompts.types(found),
+      lam=1.0,
+      decay=0.0,
+      hardest=float(prompt_stream.HARDEST),
+  )
+  wanted = [[0.95, 1], [0.55, 1]]
+  np.testing.assert_allclose(advantages_BT, wanted, rtol=1e-6)
+
+
+def test_types_by_subject_and_by_difficulty(stream):
+  """Of MATH: subjects differ where difficulties are equal, and vice versa."""
+  prompts, found = stream("math", [None] * 11, types="subject")
+  algebra, geometry = (prompts.types(found)[n] for n in (0, 1))
+  assert algebra != geometry
+  subjects = [algebra, geometry] * 5 + [algebra]
+  assert prompts.types(found).tolist() == subjects
+  prompts.update(found[:1], [0.25], [7.0])
+  accuracy_N, _ = prompts.expected(found[:3])
+  np.testing.assert_array_equal(accuracy_N, [0.25] * 3)
+  prompts.update(found[1:2], [0.75], [7.0])
+  accuracy_N, _ = prompts.expected(found[:3])
+  np.testing.assert_array_equal(accuracy_N, [0.25, 0.75, 0.25])
+
+
+def test_types_by_difficulty(stream):
+  prompts, found = stream("math", [None] * 6, types="difficulty")
+  assert prompts.types(found).tolist() == [1, 2, 3, 4, 5, 1]

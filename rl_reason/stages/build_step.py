@@ -317,6 +317,7 @@ def collector(
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts"),
       retire_after=c.rollout.retire_after,
+      types=c.rollout.types,
   )
   options: dict[str, Any] = dict(
       task=row_source.task,
