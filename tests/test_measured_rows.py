@@ -4,10 +4,13 @@
 
 import json
 import threading
+import types
 
 import grain
+import jax
 import numpy as np
 import pytest
+import tiny_session
 from tiny_data import (  # noqa: F401  (fixtures)
     check,
     make,
@@ -33,7 +36,7 @@ from rl_reason.data.datasets import DataError
 from rl_reason.lab import generate
 from rl_reason.monitoring import display
 from rl_reason.rollout import group_sizes
-from rl_reason.stages import prepare
+from rl_reason.stages import prepare, rl
 
 INTERVAL = "the pass rate is not within data.pass_rate = 0.1, 0.9"
 
@@ -165,14 +168,14 @@ def test_rows_that_were_measured_are_read_as_before(make, tmp_path, name):
 def stream(tmp_path):
   """(name, rates, options of `PromptStream`) -> the stream, and all rows."""
 
-  def read(name, rates, **options):
+  def read(name, rates, curriculum=0, **options):
     path = write(tmp_path / "rows.jsonl", measured(name, rates))
     source = datasets.parse(f"{name}@{path}")
     found = [
         tasks.Row(x.question, **{y: getattr(x, y) for y in FIELDS})
         for x in datasets.examples(source, datasets.columns(""), "math")
     ]
-    mixed = pipelines.Mixed([found], [1.0], 0)
+    mixed = pipelines.Mixed([found], [1.0], 0, curriculum)
     iterator = pipelines.iterate(grain.MapDataset.source(mixed), 1)
     options = dict(types="pass_rate") | options
     return prompt_stream.PromptStream(mixed, iterator, **options), found
@@ -329,3 +332,57 @@ def test_types_by_subject_and_by_difficulty(stream):
 def test_types_by_difficulty(stream):
   prompts, found = stream("math", [None] * 6, types="difficulty")
   assert prompts.types(found).tolist() == [1, 2, 3, 4, 5, 1]
+
+
+@of_each_set
+def test_a_curriculum_begins_with_the_easiest(stream, name):
+  """The same eight prompts, in another order; then the stream goes on."""
+  rates = [0.1, 0.9, 0.5, 0.7, 0.3, 1.0, 0.2, 0.8, 0.4, 0.6]
+  usual, _ = stream(name, rates)
+  prompts, _ = stream(name, rates, curriculum=8)
+  _, wanted = usual.draw(15)
+  ids, found = prompts.draw(5)
+  state = json.loads(json.dumps(prompts.get_state()))
+  more_ids, more = prompts.draw(10)
+  ids, found = ids + more_ids, found + more
+  assert found[:8] == sorted(wanted[:8], key=lambda row: -row.pass_rate)
+  assert found[:8] != wanted[:8] and found[8:] == wanted[8:]
+  assert ids == list(range(15))
+  assert [prompts.row(prompt_id) for prompt_id in ids] == found
+  resumed, _ = stream(name, rates, curriculum=8)
+  resumed.set_state(state)
+  assert resumed.draw(10) == (more_ids, more)
+
+
+def test_rl_reads_the_curriculum(make, tmp_path):
+  """Of prepared rows; a curriculum needs rows that all have a rate."""
+  rates = [0.25, 1.0, 0.5, 0.75, 0.0, 0.1, 0.6]
+  c = config(make, "gsm8k", measured("gsm8k", rates), pass_rate=(0.0, 1.0))
+  place = run(c, tmp_path)
+  source = pipelines.RowSource(None, "files", (), 0, place)
+  found = {}
+  for curriculum in (0, 7):
+    by_id, _ = source.prompts("rollout prompts", curriculum=curriculum)
+    found[curriculum] = [by_id[n][1].pass_rate for n in range(7)]
+  assert found[7] == sorted(rates, reverse=True) != found[0]
+  # The loop of RL asks for it.
+  asked = {}
+
+  class Asked(Exception):
+    pass
+
+  def prompts(purpose, **options):
+    asked[purpose] = options
+    raise Asked
+
+  session = tiny_session.make_session(tmp_path / "rl")
+  session.config.data.curriculum = 7
+  session = session.replace(
+      row_source=types.SimpleNamespace(prompts=prompts, task=None)
+  )
+  with pytest.raises(Asked), jax.set_mesh(session.mesh):
+    tiny_session.call(rl.train, session, None)
+  assert asked == {"rollout prompts": dict(curriculum=7)}
+  c.data.update(curriculum=7, pass_rate=())
+  with pytest.raises(ConfigError, match="without data.pass_rate: set both"):
+    check(c)

@@ -104,7 +104,8 @@ class PromptStream:
         for row in rows
     ]
     whole = [x for x in found if None not in x] or [(0.5, 1.0)]
-    default = np.mean(list(self._averages.values()) or whole, 0)
+    known = np.array(list(self._averages.values()) or whole, float)
+    default = known.mean(0)
     filled = [_filled(x, default) for x in found]
     accuracy_N, length_N = np.array(filled, np.float32).T
     return accuracy_N, length_N
