@@ -100,6 +100,18 @@ def test_a_row_knows_its_source_subject_and_pass_rate(make, tmp_path, name):
   assert f"Rows by subject: {one.subject}: " in text
 
 
+def test_rows_of_an_earlier_version_are_read(make, tmp_path):
+  """An evaluation of an old run reads the rows that the run prepared."""
+  path = run(make([("1+1?", "2")]), tmp_path) / "train-0.array_record"
+  record = json.loads(pipelines.Prepared(path)._records[0])
+  for name in ("subject", "pass_rate", "response_tokens"):
+    del record[name]
+  with prepare._writer(path) as write_row:
+    write_row(record)
+  [row] = rows(tmp_path / "data")
+  assert (row.prompt, row.answer, row.subject) == ("1+1?", "2", "")
+
+
 @of_each_set
 def test_the_filter_keeps_what_is_within_and_counts_the_rest(
     make, tmp_path, name

@@ -70,7 +70,9 @@ class Prepared(grain.sources.RandomAccessDataSource):
           f"{self._path}: a row is of the kind {kind!r}, which data.kind does"
           f" not name; remove {self._path.parent}"
       )
-    return tasks.Row(**{name: record[name] for name in tasks.Row._fields})
+    # Rows that an earlier version prepared lack the newest fields.
+    known = record.keys() & set(tasks.Row._fields)
+    return tasks.Row(**{name: record[name] for name in known})
 
 
 def prepared(
