@@ -142,10 +142,12 @@ def run(
       manifest["totals"] = _totals(manifest["files"])
       json_files.write_json(_manifest(out), manifest)
     totals = _totals(manifest["files"])
+  known = g.keep == "prompts" and row_source.files is not None
   display.say(
       f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
       f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; use"
       f" them as a source of data.train: {out}"
+      + f"; rows of a known set as NAME@{out}" * known
   )
   return out
 
