@@ -56,6 +56,10 @@ def get_config():
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams
       allow_benchmarks=False,  # to train on AIME and the like is an error
+      # (0.1, 0.9): only training rows whose measured rate is within.
+      pass_rate=field((), needs="data.train"),
+      # First prompts of RL, which come in the order of their pass rates.
+      curriculum=number(0, low=0, needs="data.pass_rate"),
       max_corrupt=number(0.5, low=0, high=1),  # share of a source's rows
       limit=number(0, low=0),  # rows of each training source; 0 is all
   )

@@ -42,6 +42,11 @@ def add(c) -> None:
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
+      # Of problems: what group sizes and advantages compare them by.
+      types=choice(
+          *("difficulty", "subject", "pass_rate"),
+          needs="a reader of types",
+      ),
       **FILTERS,  # off-policy: an error without rollout.allow_filters
       partial_groups=number(  # that a round may leave unfinished
           0,
@@ -230,7 +235,7 @@ def add(c) -> None:
       temperature=number(1.0, low=0),
       top_p=number(1.0, low=1e-9, high=1),
       **FILTERS,
-      keep=choice("all", "correct", "best", "pairs", "majority"),
+      keep=choice("all", "correct", "best", "pairs", "majority", "prompts"),
       format=choice("jsonl", "parquet"),
   )
   c.hub = section(  # the Hugging Face hub

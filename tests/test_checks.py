@@ -134,6 +134,23 @@ FILES = {
             FILES | {"rollout.group_sizes.name": "by_length"},
             "rollout.group_sizes.name = 'by_length': the sets of data.train",
         ),
+        ({"rollout.types": "subject"}, "compares types of problems"),
+        (
+            {"advantage.name": "gae_exp_complexity"}
+            | {"rollout.types": "subject"},
+            "rollout.types = 'subject': gae_exp_complexity needs a complexity",
+        ),
+        (
+            FILES
+            | {"advantage.name": "gae_exp_complexity"}
+            | {"rollout.types": "pass_rate"},
+            "tenths of incorrect responses: set 10",
+        ),
+        (
+            OF_OTHERS
+            | {"advantage.groups": "type", "rollout.types": "pass_rate"},
+            "there is no verifier: leave it at 'difficulty'",
+        ),
         (
             {"advantage.name": "temporal", "kl.kind": "k1", "kl.coef": 0.1}
             | {"kl.place": "reward"},
@@ -301,6 +318,9 @@ def test_trajectories_are_not_sampled_ahead():
 def test_a_source_with_difficulties_has_types():
   fields = FILES | {"data.train": "math", "advantage.groups": "type"}
   checked.fields(with_fields(fields))
+  # Every set has pass rates, which a run measures.
+  gsm8k = dict(fields, **{"data.train": "gsm8k", "rollout.types": "pass_rate"})
+  checked.fields(with_fields(gsm8k))
   fields["data.train"] = "somebody/rows"  # may have a column for it
   checked.fields(with_fields(fields))
 
@@ -328,6 +348,22 @@ def test_a_source_with_difficulties_has_types():
             "have the same one (ta",
         ),
         (OF_OTHERS | {"advantage.name": "gae_exp_complexity"}, "the same one"),
+        # Difficulties of 2 to 6 are all above the hardest, which is 1.
+        ({"advantage.name": "gae_exp_complexity"}, "all have the same one"),
+        (
+            {"advantage.name": "gae_exp_complexity"}
+            | {"advantage.args.hardest": 6.0},
+            "",
+        ),
+        (
+            {"advantage.groups": "type", "rollout.types": "subject"},
+            "depends on the subject (type)",
+        ),
+        (
+            {"advantage.groups": "type", "rollout.types": "pass_rate"}
+            | {"task.difficulties": (2,)},
+            "",
+        ),
     ],
 )
 def test_combinations_without_effect_are_warned_of(changes, words):

@@ -153,6 +153,35 @@ def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
   assert (len({len(g) for g in groups}) > 1) == (changes is SIZES)
 
 
+def test_types_of_a_round_are_the_pass_rates_before_it(tmp_path, monkeypatch):
+  """The first digit of a prompt says how many of four responses are correct."""
+
+  def verify(text, row):
+    return int(text[1]) < int(row.prompt[0])
+
+  def tenths(prompt):
+    return round(10 * (1 - min(int(prompt[0]), 4) / 4))
+
+  monkeypatch.setattr(arithmetic, "verify", verify)
+  options = dict(rollout__types="pass_rate", advantage__groups="type")
+  collector = instant(tmp_path, task__difficulties=(2,), **options)()
+  prompts_of = lambda rows: [  # noqa: E731
+      collector.prompts.row(prompt_id).prompt for prompt_id in rows.ids_B
+  ]
+  rows = collector.collect(None)
+  seen = set(prompts_of(rows.rollouts))
+  assert set(rows.types_B.tolist()) == {5}  # nothing is known
+  again = 0
+  for _ in range(5):
+    rows = collector.collect(None)
+    found = prompts_of(rows.rollouts)
+    for prompt, kind in zip(found, rows.types_B.tolist(), strict=True):
+      again += prompt in seen
+      assert prompt not in seen or kind == tenths(prompt)
+    seen |= set(found)
+  assert again
+
+
 @pytest.mark.parametrize(
     "name, wanted",
     [("equal", [8, 8]), ("by_length", [11, 5]), ("by_variance", [14, 2])],

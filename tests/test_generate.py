@@ -33,5 +33,16 @@ def test_what_is_kept_of_a_group():
   assert texts("majority", wrong) == ["b", "c", "b"]
   assert {x["answer"] for x in sample_selection.majority(wrong)} == {"8"}
   assert sample_selection.majority(GROUP[:3] + GROUP[-1:]) == []  # two of four
+  assert sample_selection.NAMES["prompts"](GROUP) == [{}]
   nothing = [x._replace(correct=None, reward=0.0) for x in GROUP]
   assert texts("best", nothing) == ["a"]  # no verifier: by reward alone
+
+
+def test_a_group_measures_its_prompt():
+  """The share of correct responses among those with a verdict."""
+  ids = [1], [1, 2], [1, 2, 3], [1, 2], [1, 2, 3, 4]
+  group = [x._replace(ids=y) for x, y in zip(GROUP, ids, strict=True)]
+  wanted = dict(pass_rate=0.75, samples=4, response_tokens=2.4)
+  assert sample_selection.measured(group) == wanted
+  nothing = sample_selection.measured(group[-1:])
+  assert nothing == dict(pass_rate=None, samples=0, response_tokens=4.0)

@@ -97,7 +97,7 @@ def printed(tmp_path, monkeypatch):
   for name in ("rows.jsonl", "test.jsonl", "held_out.jsonl"):
     (tmp_path / name).write_text(row)
   runs = ("runs/dapo", "runs/tiny", "runs/my_run", "runs/my_sft")
-  for name in ("DATA", "tokenizer", *runs):
+  for name in ("DATA", "tokenizer", "runs/rates/generated/0", *runs):
     (tmp_path / name).mkdir(parents=True)
   checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
   own = f"{tmp_path}/my_run.py"

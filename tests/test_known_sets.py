@@ -39,6 +39,7 @@ def test_columns_are_mapped(tmp_path):
       source=str(path),
       where="x.jsonl:1",
       columns={"q": " Two? ", "meta": {"result": 2.0}, "l": "Level 4"},
+      subject=str(path),
   )
   for text in ("question", "question=", "prompt=x", "question=a,result=b"):
     with pytest.raises(DataError, match="is no column; write for instance"):
@@ -489,6 +490,23 @@ def test_layouts_of_the_publishers(tmp_path):
   one, malformed = examples(f"folio@{path}")
   assert (one.question, one.answer) == (question, "Uncertain")
   assert malformed.why == "no field 'premises'"
+
+
+def test_subjects(tmp_path):
+  """The column of a set; else the set itself, of verl data_source."""
+  topics = {"domain": ["Algebra", "Sets"], "topic": "Algebra -> Rings"}
+  row = {"problem": "1+1?", "solution": r"$\boxed{2}$", "type": "Geometry"}
+  row |= {"question": "1+1?", "answer": "2", "subject": ""} | topics
+  path = write(tmp_path, row, row | {"data_source": "openai/gsm8k"})
+  found = lambda text, **options: [  # noqa: E731
+      x.subject for x in examples(text, **options)
+  ]
+  assert found(f"math@{path}") == ["Geometry", "Geometry"]
+  assert found(f"deepmath@{path}") == ["Algebra -> Rings"] * 2
+  assert found(f"gsm8k@{path}") == ["gsm8k", "openai/gsm8k"]
+  assert found(path) == [str(path), "openai/gsm8k"]
+  named = found(path, mapping="subject=domain")
+  assert named == ['["Algebra", "Sets"]'] * 2
 
 
 def test_copies_with_other_columns(tmp_path):

@@ -49,6 +49,7 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
   assert row.source == c.data.train
   tally = report(tmp_path / "data")
   assert tally["lengths"] == {"256": 1} and tally["difficulties"] == {"3": 1}
+  assert tally["subjects"] == {row.subject: 1} == {c.data.train: 1}
   assert (
       tally["read"],
       tally["kept"],
@@ -68,10 +69,11 @@ def test_a_prompt_without_a_token_is_dropped(make, tok_dir):
   example = Example("\u200b", "1", "math", 0, "x", "x:1")
   fault = builder.build(example, "evaluate")
   assert fault.reason == "the prompt has no token"
-  assert builder.build(example._replace(question="abc"), "evaluate")["bin"] == 4
+  row = builder.build(example._replace(question="abc"), "evaluate")
+  assert row["prompt_tokens"] == 3
 
 
-def test_length_bins(make, tmp_path):
+def test_prompts_are_counted_by_length(make, tmp_path):
   questions = "v", "xx", "y" * 64, "z" * 65
   place = run(make([(x, "1") for x in questions]), tmp_path)
   assert report(place)["lengths"] == {"1": 1, "2": 1, "64": 1, "128": 1}

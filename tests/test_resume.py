@@ -46,6 +46,8 @@ PARTIAL = dict(
     rollout__slots=8,
     rollout__partial_groups=2,
     rollout__partial_across_steps=True,
+    rollout__types="pass_rate",
+    advantage__groups="type",
     dynamic_sampling__enabled=False,
     rl__steps=3,
 )
@@ -147,10 +149,14 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
 
 @pytest.mark.slow
 def test_partial_rollouts_resume(tmp_path):
-  """Groups that a round left unfinished are in the checkpoint, too."""
-  _, (metrics, _) = assert_same(
+  """Groups that a round left unfinished are in the checkpoint, too.
+
+  So are the pass rates, by which the advantages compare responses.
+  """
+  host, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", PARTIAL, dict(stop_at=1), Stopped
   )
+  assert len(host["prompts"]["averages"]) > 10
   assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 

@@ -74,6 +74,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
     ("fields", "words"),
     [
         ({"generate.keep": "all"}, "generate.keep = 'all': would imitate"),
+        ({"generate.keep": "prompts"}, "'prompts': keeps no responses"),
         (
             {"generate.keep": "pairs", "rl.steps": 0},
             "rl.steps = 0: nothing would learn from the reward model",

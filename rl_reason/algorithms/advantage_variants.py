@@ -164,7 +164,9 @@ def gae_exp_complexity(
   keeps the properties of GAE: decay = slope = 0 is GAE, and a lambda of 0 ends
   the sum.
 
-  types_B is the complexity of each problem; offsets count tokens of the mask.
+  types_B is the complexity of each problem: its difficulty, or by pass rate its
+  tenths of incorrect responses, for which hardest is 10; offsets count tokens
+  of the mask.
   Keywords: gamma as in `gae`; lam is lambda at offset 0, decay its rate of
   decay with the offset, slope the relative decrease for the hardest problems;
   a complexity above hardest is clipped to it.

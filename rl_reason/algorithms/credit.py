@@ -11,7 +11,7 @@ is called with those of these arrays that its positional parameters name:
 | turns_BT         | the turn of each token, from 1 on; of an environment      |
 | groups_B         | ids of the groups: prompts, problem types, or the batch   |
 | valid_B          | bool, False for padding rows                              |
-| types_B          | problem type (difficulty, in the built-in tasks)          |
+| types_B          | problem type: difficulty, subject or pass rate            |
 | problems_B       | id of the prompt's text, the same in every step           |
 | lengths_B        | response tokens                                           |
 | mask_BT          | bool, response tokens                                     |

@@ -156,7 +156,7 @@ class Experience:
       rollout, the tokens sampled before this step (log-probs by the sampler).
     age_B: int32, RL steps since sampling of the row began: 0 for new rows, more
       for kept groups and partial rollouts; -1 marks padding.
-    types_B: int32, the problem type: the task's difficulty.
+    types_B: int32, the problem type, by rollout.types (`PromptStream.types`).
     problems_B: int32, a hash of the prompt: equal prompts have equal hashes in
       all steps.
     turns: of trajectories in an environment; None: responses have one turn.

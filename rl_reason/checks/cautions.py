@@ -9,6 +9,7 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
+from rl_reason.data import prompt_stream
 
 TINY = 256  # width of a model that learns at the rates of random parameters
 
@@ -30,9 +31,11 @@ def prompts(c) -> Iterator[Rule]:
           " advantage.history"
       )
   if (field := facts.type_field(c)) and not files:
-    if len({row.difficulty for row in _draws(c, 64)}) == 1:
+    types = c.rollout.types
+    found = [prompt_stream.type_name(row, types) for row in _draws(c, 64)]
+    if not facts.differ(c, found):
       yield field, (
-          "depends on the difficulty (type) of problems, and all have the same"
+          f"depends on the {types} (type) of problems, and all have the same"
           f" one (task.difficulties = {c.task.difficulties})"
       )
 

@@ -93,6 +93,10 @@ def files(c) -> Iterator[Rule]:
   """Rows of files."""
   d = c.data
   train, evaluate = facts.sources(c, "train"), facts.sources(c, "evaluate")
+  if d.pass_rate and not _is_interval(d.pass_rate):
+    yield "data.pass_rate", (
+        "must be two numbers, 0 <= low <= high <= 1, such as (0.1, 0.9), or ()"
+    )
   for source, _ in train:
     if source.benchmark and not d.allow_benchmarks:
       yield "data.train", (
@@ -136,6 +140,11 @@ def files(c) -> Iterator[Rule]:
     yield "task.name", (
         "'files' goes with data.train and data.evaluate: set both or neither"
     )
+
+
+def _is_interval(value: tuple) -> bool:
+  numbers = all(type(x) in (int, float) for x in value)
+  return numbers and len(value) == 2 and 0 <= value[0] <= value[1] <= 1
 
 
 def repositories(c) -> Iterator[Rule]:

@@ -1,5 +1,7 @@
 """Facts that follow from a config: what it has, reads, samples and fetches."""
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import ml_collections
@@ -69,13 +71,27 @@ def has_history(c) -> bool:
 
 
 def type_field(c) -> str:
-  """The field that depends on the type (difficulty) of problems; '' if none."""
+  """The field that depends on the type of problems; '' if none."""
   if c.advantage.groups == "type":
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
     return "advantage.name"
   equal = c.rollout.group_sizes.name == "equal"
   return "" if equal else "rollout.group_sizes.name"
+
+
+def hardest(c) -> float:
+  """Complexity from which on problems count as equally hard; inf without."""
+  if c.advantage.name != "gae_exp_complexity":
+    return math.inf
+  return functions.arguments("advantage", c.advantage)["hardest"]
+
+
+def differ(c, types: Iterable[str]) -> bool:
+  """Whether problems of these types differ for the function that reads them."""
+  if c.rollout.types == "difficulty":
+    return len({min(int(x), hardest(c)) for x in types}) > 1
+  return len(set(types)) > 1
 
 
 def discount(c) -> float:
@@ -185,8 +201,8 @@ def two_valued(c) -> bool:
 
 
 def has_types(c) -> bool:
-  """Whether training rows may have a difficulty: the type of a problem."""
-  if c.task.name != tasks.FILES:
+  """Whether training rows may have the type that rollout.types names."""
+  if c.task.name != tasks.FILES or c.rollout.types != "difficulty":
     return True
   no_difficulty = known_sets.Known._field_defaults["difficulty"]
   known = [known_sets.KNOWN.get(x.name) for x, _ in sources(c, "train")]

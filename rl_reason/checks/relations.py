@@ -26,6 +26,11 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not facts.has_history(c)
         and f"{c.advantage.name} reads no earlier steps, as temporal does"
     ),
+    "a reader of types": lambda c: (
+        not facts.type_field(c)
+        and "no function of advantage.name, advantage.groups and"
+        " rollout.group_sizes compares types of problems"
+    ),
     "an environment": lambda c: (
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"

@@ -6,6 +6,7 @@ from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
+from rl_reason.data import prompt_stream
 from rl_reason.tasks import given, reward_terms
 
 
@@ -106,6 +107,8 @@ def rewards(c) -> Iterator[Rule]:
     for name in ("rollout.retire_after", "loss.positive_nll"):
       if at(c, name):
         yield name, f"{why} leave it at 0"
+    if c.rollout.types == "pass_rate":
+      yield "rollout.types", f"{why} leave it at 'difficulty'"
   for term in reward_terms.terms(r.functions):
     if r.executor == "process" and term.name.startswith(given.LOCAL):
       yield "reward.executor", (
@@ -155,8 +158,16 @@ def advantages(c) -> Iterator[Rule]:
     other = "'prompt' or 'batch'" if field == "advantage.groups" else "another"
     if not facts.has_types(c):
       yield field, (
-          f"the sets of data.train have no difficulty (type): choose {other}"
+          f"the sets of data.train have no difficulty (type): choose {other},"
+          " or rollout.types = 'pass_rate'"
       )
+  if name == "gae_exp_complexity" and c.rollout.types == "subject":
+    yield "rollout.types", f"{name} needs a complexity, which no subject is"
+  if c.rollout.types == "pass_rate" and facts.hardest(c) <= 1:
+    yield "advantage.args.hardest", (
+        "complexities by rollout.types = 'pass_rate' are tenths of incorrect"
+        f" responses: set {prompt_stream.HARDEST}"
+    )
 
 
 def critic(c) -> Iterator[Rule]:
@@ -214,10 +225,11 @@ def rounds(c) -> Iterator[Rule]:
     yield "rounds.count", (
         "--stage=generate plays no environments: leave it at 0"
     )
-  if keep == "all":
+  if keep in ("all", "prompts"):
+    why = "would imitate incorrect responses, too"
     yield "generate.keep", (
-        "would imitate incorrect responses, too: use 'correct', 'best',"
-        " 'majority', or 'pairs' for a reward model"
+        f"{why if keep == 'all' else 'keeps no responses'}: use 'correct',"
+        " 'best', 'majority', or 'pairs' for a reward model"
     )
   if keep == "correct" and facts.no_verifier(c):
     yield "generate.keep", "nothing says which are correct: use 'best'"

@@ -239,7 +239,7 @@ class RolloutCollector:
         rollouts,
         correct_B,
         scores_EB=tuple(zeros_B for _ in self.rewards.terms),
-        types_B=np.array([row.difficulty for row in rows_B], np.int32),
+        types_B=self.prompts.types(rows_B),
         problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
     )
 

@@ -33,7 +33,8 @@ from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, DataError, suffix
 
 # Field -> its possible columns by default; the first column of a row that is
-# not empty counts. verl keeps reference answers in reward_model.
+# not empty counts. verl keeps reference answers in reward_model, and the set in
+# data_source.
 COLUMNS = {
     "question": ("question", "problem", "prompt", "messages"),
     "answer": (
@@ -44,6 +45,9 @@ COLUMNS = {
         "solution",
     ),
     "difficulty": ("difficulty",),
+    "subject": ("subject", "data_source"),
+    "pass_rate": ("pass_rate",),
+    "response_tokens": ("response_tokens",),
     "response": ("response", "completion"),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
@@ -69,6 +73,9 @@ class Example(NamedTuple):
     solution: reasoning that leads to the answer, without the answer itself.
     turns: turns of a chat before the question, {"role", "content"} each.
     columns: the whole row, for rewards.
+    subject: subject of the question, or else the source.
+    pass_rate: share of correct responses, measured before; None: not known.
+    response_tokens: their mean length; None: not known.
   """
 
   question: str
@@ -83,6 +90,9 @@ class Example(NamedTuple):
   solution: str = ""
   turns: Sequence[Mapping[str, Any]] = ()
   columns: Mapping[str, Any] = {}
+  subject: str = ""
+  pass_rate: float | None = None
+  response_tokens: float | None = None
 
 
 class Malformed(NamedTuple):
@@ -304,7 +314,9 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
   chosen = [x for x in paths if fnmatch.fnmatchcase(x, pattern)]
   if not chosen:  # a copy with another layout
     chosen = [x for x in paths if pathlib.Path(x).name.startswith(source.split)]
-  if not chosen and len(paths) == 1:  # the only file, if of no other split
+  # The only file, if of no other split; or files of --stage=generate.
+  parts = all(pathlib.Path(x).name.startswith("part-") for x in paths)
+  if not chosen and (len(paths) == 1 or parts):
     chosen = [x for x in paths if not any(y in x for y in splits)]
   if not paths:
     raise DataError(
@@ -392,6 +404,7 @@ def examples(
     missing.pop("answer", None)
   known = known or _unknown(source, mapping, kind)
   seen: dict[str, None] = {}  # columns, in order
+  origin = source.name or source.place
   for where, row in read(source):
     if row is None:
       yield Malformed(where, "no object, or not with the columns of the header")
@@ -406,7 +419,7 @@ def examples(
           answer=known_sets.text(known.answer(row)),
           kind=known.kind,
           difficulty=known_sets.level(known.difficulty(row)),
-          source=source.name or source.place,
+          source=origin,
           where=where,
           response=known_sets.text(known.response(row)) or reply,
           rejected=known_sets.text(known.rejected(row)),
@@ -414,6 +427,9 @@ def examples(
           solution=known_sets.text(known.solution(row)),
           turns=turns,
           columns=row,
+          subject=known_sets.label(known.subject(row)) or origin,
+          pass_rate=known_sets.measured(known.pass_rate(row), most=1.0),
+          response_tokens=known_sets.measured(known.response_tokens(row)),
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
@@ -470,6 +486,9 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
       question=question,
       answer=readers.get(kind, known_sets.json_text(cell)),
       difficulty=column(*mapping["difficulty"]),
+      subject=column(*mapping["subject"]),
+      pass_rate=column(*mapping["pass_rate"]),
+      response_tokens=column(*mapping["response_tokens"]),
       response=column(*mapping["response"], *mapping["chosen"]),
       rejected=column(*mapping["rejected"]),
   )

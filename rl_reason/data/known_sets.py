@@ -210,6 +210,25 @@ def level(cell) -> int:
   return math.floor(float(number[0])) if number else 0
 
 
+def label(cell) -> str:
+  """A cell as the name of a class; an object or a list as JSON text."""
+  found = json.dumps(cell) if isinstance(cell, dict | list) else str(cell)
+  return found.strip()
+
+
+def measured(cell, most: float = math.inf) -> float | None:
+  """A number from 0 to `most` that was measured; None of an empty cell.
+
+  Raises:
+    ValueError: the cell is no such number.
+  """
+  if cell == "":
+    return None
+  if not 0 <= float(cell) <= most:
+    raise ValueError(f"{cell} is not from 0 to {most:g}")
+  return float(cell)
+
+
 def last_box(solution: str) -> str | None:
   r"""The content of the last \boxed{...} or \boxed x; None without one."""
   boxes = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", solution))
@@ -330,8 +349,9 @@ class Known(NamedTuple):
     hub: id of its repository on the Hugging Face hub.
     splits: name of a split -> pattern of its file names. Every split except
       'train' is a benchmark.
-    question, answer, difficulty, tolerance, solution, response, rejected:
-      functions that read these fields of `datasets.Example` from a raw row.
+    question, answer, difficulty, tolerance, solution, response, rejected,
+      subject, pass_rate, response_tokens: functions that read these fields of
+      `datasets.Example` from a raw row.
     kind: name of the verifier.
   """
 
@@ -344,6 +364,9 @@ class Known(NamedTuple):
   solution: Field = lambda row: ""
   response: Field = lambda row: ""
   rejected: Field = lambda row: ""
+  subject: Field = column("subject", "data_source")
+  pass_rate: Field = column("pass_rate")
+  response_tokens: Field = column("response_tokens")
   kind: str = "math"
 
 
@@ -371,6 +394,7 @@ KNOWN = {
         answer=math_answer(column("solution", "answer")),
         difficulty=column("level"),
         solution=column("solution"),
+        subject=column("type", "subject"),
     ),
     "math500": Known(
         "HuggingFaceH4/MATH-500", _TEST, difficulty=column("level")
@@ -402,6 +426,7 @@ KNOWN = {
         column("question", "prompt"),
         column("final_answer", "ground_truth"),
         column("difficulty"),
+        subject=column("topic"),
     ),
     "humaneval": Known(
         "openai/openai_humaneval",

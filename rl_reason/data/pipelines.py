@@ -70,7 +70,9 @@ class Prepared(grain.sources.RandomAccessDataSource):
           f"{self._path}: a row is of the kind {kind!r}, which data.kind does"
           f" not name; remove {self._path.parent}"
       )
-    return tasks.Row(**{name: record[name] for name in tasks.Row._fields})
+    # Rows that an earlier version prepared lack the newest fields.
+    known = record.keys() & set(tasks.Row._fields)
+    return tasks.Row(**{name: record[name] for name in known})
 
 
 def prepared(
@@ -124,17 +126,28 @@ class Mixed(grain.sources.RandomAccessDataSource):
   """An endless stream of rows of files, shuffled and mixed: (id, row) by id.
 
   An id is a position in the stream, so that a row has another id, and other
-  sampling noise, in each epoch. Weights need not sum to 1.
+  sampling noise, in each epoch. Weights need not sum to 1. The first rows of a
+  curriculum, as many as its number says, come easiest first: in the order of
+  their pass rates, which they all have.
   """
 
-  def __init__(self, sources: list[Prepared], weights: list[float], seed: int):
+  def __init__(
+      self,
+      sources: list[Prepared],
+      weights: list[float],
+      seed: int,
+      curriculum: int = 0,
+  ):
     self._rows = mix(sources, weights, seed)
+    rates = [self._rows[index].pass_rate for index in range(curriculum)]
+    self._order = np.argsort(-np.array(rates, float), kind="stable")
 
   def __len__(self):
     return ENDLESS
 
   def __getitem__(self, index) -> tuple[int, tasks.Row]:
-    return int(index), self._rows[int(index)]
+    place = self._order[index] if index < len(self._order) else index
+    return int(index), self._rows[int(place)]
 
 
 def iterate(dataset: grain.MapDataset, batch: int):
@@ -167,15 +180,18 @@ class RowSource:
     """Rows that the task generates: (id, row, generator) by id."""
     return Problems(self.task, self.difficulties, seed, evaluation)
 
-  def prompts(self, purpose: str, batch: int = 1):
-    """Training rows by id, and an iterator over batches of (id, row)."""
+  def prompts(self, purpose: str, batch: int = 1, curriculum: int = 0):
+    """Training rows by id, and an iterator over batches of (id, row).
+
+    The first rows of a curriculum come easiest first; see `Mixed`.
+    """
     seed = host_seed(self.seed, purpose)
     source: Problems | Mixed
     if self.files is None:
       source = self.problems(seed)
     else:
       parts, weights = prepared(self.files, "train")
-      source = Mixed(parts, weights, seed)
+      source = Mixed(parts, weights, seed, curriculum)
     dataset = grain.MapDataset.source(source).map(lambda item: item[:2])
     return source, iterate(dataset, batch)
 

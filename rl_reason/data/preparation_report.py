@@ -35,6 +35,8 @@ class Tally:
   undemonstrated: dict[str, int] = _counter()  # reason -> rows kept without one
   lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
   difficulties: dict[int, int] = _counter()  # difficulty -> rows
+  subjects: dict[str, int] = _counter()  # subject -> rows
+  pass_rates: dict[str, int] = _counter()  # in tenths, or "unknown" -> rows
 
   def drop(self, where: str, fault: Fault) -> None:
     """Counts a row that is left out."""
@@ -76,8 +78,11 @@ class Tally:
     self.first = self.first or row["prompt"]
     if row["no_response"]:
       self.undemonstrated[row["no_response"]] += 1
-    self.lengths[row["bin"]] += 1
+    self.lengths[1 << (row["prompt_tokens"] - 1).bit_length()] += 1
     self.difficulties[row["difficulty"]] += 1
+    self.subjects[row["subject"]] += 1
+    rate = row["pass_rate"]
+    self.pass_rates["unknown" if rate is None else f"{rate:.1f}"] += 1
 
 
 def lines(sources: list[dict], learns: bool) -> list[str]:
@@ -132,6 +137,8 @@ def markdown(tallies: list[Tally]) -> str:
     for title, counts in (
         ("Rows by tokens of the prompt, up to", t.lengths),
         ("Rows by difficulty", t.difficulties),
+        ("Rows by subject", t.subjects),
+        ("Rows by measured pass rate", t.pass_rates),
     ):
       table = ", ".join(f"{k}: {n}" for k, n in sorted(counts.items()))
       lines += [f"{title}: {table or 'none'}", ""]

@@ -1,6 +1,7 @@
-"""The endless stream of training prompts, with statistics by difficulty."""
+"""The endless stream of training prompts, with statistics by their types."""
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,11 +9,15 @@ from rl_reason.base.errors import RunError
 from rl_reason.tasks import Row
 
 MAX_RETIRED_IN_A_ROW = 100_000  # draws before the run stops
-DECAY = 0.9  # of the moving averages by difficulty
+# Weights of the old and of the new value in the moving averages. A prompt comes
+# again after a pass over the rows, when the policy has changed.
+DECAY, DECAYS = (0.9, 0.1), dict(pass_rate=(0.5, 0.5))
+Pair = Sequence[float | None]  # accuracy and length; None: not known
+HARDEST = 10  # the type of prompts that are never solved, by pass rate
 
 
 class PromptStream:
-  """Draws prompts; keeps moving averages of accuracy and length by difficulty.
+  """Draws prompts; keeps moving averages of accuracy and length by their types.
 
   Args:
     source: rows by id.
@@ -20,12 +25,22 @@ class PromptStream:
     retire_after: number of consecutive rounds in which all responses to a
       prompt were correct, after which the prompt is no longer drawn; 0 to draw
       prompts forever.
+    types: what the type of a prompt is: 'difficulty', 'subject' or 'pass_rate'.
+      By pass rate, each prompt has averages of its own, which begin with what
+      its file says.
   """
 
-  def __init__(self, source, iterator, *, retire_after: int = 0):
-    self._source, self._iterator = source, iterator
+  def __init__(
+      self,
+      source,
+      iterator,
+      *,
+      retire_after: int = 0,
+      types: str = "difficulty",
+  ):
+    self._source, self._iterator, self._types = source, iterator, types
     self._retire_after = retire_after
-    self._averages: dict[str, list[float]] = {}  # difficulty: accuracy, length
+    self._averages: dict[str, list[float]] = {}  # type: accuracy, length
     self._solved: dict[str, int] = {}  # prompt: times solved in a row
 
   def get_state(self) -> dict:
@@ -66,14 +81,33 @@ class PromptStream:
         )
     return ids, rows
 
-  def expected(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Expected accuracy and response length of prompts, by their difficulty.
+  def types(self, rows: list[Row]) -> np.ndarray:
+    """The type of each problem, [N] int32: problems of a type are compared.
 
-    A difficulty without samples gets the mean of all difficulties.
+    By pass rate, types are tenths of incorrect responses, 0 to `HARDEST`.
     """
-    default = np.mean(list(self._averages.values()) or [[0.5, 1.0]], 0)
-    found = [self._averages.get(str(row.difficulty), default) for row in rows]
-    accuracy_N, length_N = np.array(found, np.float32).T
+    if self._types == "difficulty":
+      return np.array([row.difficulty for row in rows], np.int32)
+    if self._types == "subject":
+      hashes = [_hash(type_name(row, self._types)) for row in rows]
+      return np.array(hashes, np.int32)
+    accuracy_N, _ = self.expected(rows)
+    return np.rint(HARDEST * (1 - accuracy_N)).astype(np.int32)
+
+  def expected(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Expected accuracy and response length of prompts, by their types.
+
+    What is neither sampled nor measured gets the mean of all.
+    """
+    found = [
+        self._averages.get(type_name(row, self._types)) or self._measured(row)
+        for row in rows
+    ]
+    whole = [x for x in found if None not in x] or [(0.5, 1.0)]
+    known = np.array(list(self._averages.values()) or whole, float)
+    default = known.mean(0)
+    filled = [_filled(x, default) for x in found]
+    accuracy_N, length_N = np.array(filled, np.float32).T
     return accuracy_N, length_N
 
   def update(self, rows: list[Row], accuracies, lengths) -> None:
@@ -81,17 +115,40 @@ class PromptStream:
 
     Each row has a share of correct responses and a mean length in tokens.
     """
+    decay, weight = DECAYS.get(self._types, DECAY)
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
       new = [float(accuracy), float(length)]
-      old = self._averages.setdefault(str(row.difficulty), new)
-      self._averages[str(row.difficulty)] = [
-          DECAY * a + 0.1 * b for a, b in zip(old, new, strict=True)
+      name = type_name(row, self._types)
+      old = self._averages.get(name) or _filled(self._measured(row), new)
+      self._averages[name] = [
+          decay * a + weight * b for a, b in zip(old, new, strict=True)
       ]
       solved = self._solved.pop(str(prompt_hash(row)), 0)
       if accuracy == 1 and self._retire_after:
         self._solved[str(prompt_hash(row))] = solved + 1
 
+  def _measured(self, row: Row) -> Pair:
+    """Accuracy and length that the file of a prompt says; None: not known."""
+    if self._types != "pass_rate":
+      return None, None
+    return row.pass_rate, row.response_tokens
+
+
+def _filled(pair: Pair, default: Sequence[float]) -> list[float]:
+  return [b if a is None else a for a, b in zip(pair, default, strict=True)]
+
+
+def type_name(row: Row, types: str) -> str:
+  """What averages of a row are kept by, as `types` of the stream says."""
+  if types == "pass_rate":
+    return str(prompt_hash(row))
+  return str(row.difficulty) if types == "difficulty" else row.subject
+
 
 def prompt_hash(row: Row) -> int:
   """A hash of the prompt, 31 bits."""
-  return zlib.crc32(row.prompt.encode()) >> 1
+  return _hash(row.prompt)
+
+
+def _hash(text: str) -> int:
+  return zlib.crc32(text.encode()) >> 1

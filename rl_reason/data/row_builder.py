@@ -87,7 +87,7 @@ class RowBuilder:
         key=key,
         prompt=prompt,
         messages=turns if d.chat else [],
-        bin=1 << (len(ids) - 1).bit_length(),
+        prompt_tokens=len(ids),
     )
 
   def _response_fault(self, text: str) -> Fault | None:

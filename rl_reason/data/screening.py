@@ -31,6 +31,11 @@ NO_ANSWER = (
     "there is neither an answer nor a response; data.kind = 'none' keeps rows"
     " that need no reference answer"
 )
+UNMEASURED = (
+    "the row has no pass rate, which data.pass_rate compares: --stage=generate"
+    " with generate.keep = 'prompts' measures it, or data.columns names its"
+    " column"
+)
 MALFORMED = "the row is malformed"
 EMPTY = "the question is empty"
 UNVERIFIABLE = "the reference answer cannot be verified"
@@ -234,6 +239,13 @@ class Screen:
         whether to drop such rows.
     """
     d, name = self._data, prompt_key(example.turns, example.question)
+    if d.pass_rate:
+      low, high = d.pass_rate
+      if example.pass_rate is None:
+        return Fault(UNMEASURED, example.question)
+      if not low <= example.pass_rate <= high:
+        reason = f"the pass rate is not within data.pass_rate = {low}, {high}"
+        return Fault(reason, f"{example.pass_rate:g}: {example.question}")
     answer, other = example.answer, self._answers.get(name, "")
     # Rows with the same question contradict each other, whatever responses
     # they have. An answer that cannot be verified contradicts no other answer.

@@ -121,7 +121,9 @@ def run(
     rows = [source[i][1] for i in ids]
     groups = sample(ids, rows)
     lines = [
-        _prompt(row) | columns
+        prompt_columns(row, g.keep)
+        | sample_selection.measured(samples)
+        | columns
         for row, samples in zip(rows, groups, strict=True)
         for columns in sample_selection.NAMES[g.keep](samples)
     ]
@@ -140,10 +142,12 @@ def run(
       manifest["totals"] = _totals(manifest["files"])
       json_files.write_json(_manifest(out), manifest)
     totals = _totals(manifest["files"])
+  known = g.keep == "prompts" and row_source.files is not None
   display.say(
       f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
       f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; use"
       f" them as a source of data.train: {out}"
+      + f"; rows of a known set as NAME@{out}" * known
   )
   return out
 
@@ -194,8 +198,13 @@ def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:
   )
 
 
-def _prompt(row: tasks.Row) -> dict[str, Any]:
-  """The columns of a prompt, which data.template = 'plain' does not change."""
+def prompt_columns(row: tasks.Row, keep: str) -> dict[str, Any]:
+  """The columns of a prompt, which data.template = 'plain' does not change.
+
+  To keep the prompts alone is to keep the rows of a file with their columns.
+  """
+  if keep == "prompts" and row.columns:
+    return dict(row.columns)
   prompt = [dict(x) for x in row.messages] if row.messages else row.prompt
   return dict(
       prompt=prompt,
@@ -203,6 +212,7 @@ def _prompt(row: tasks.Row) -> dict[str, Any]:
       difficulty=row.difficulty,
       kind=row.kind,
       source=row.source,
+      subject=row.subject,
   )
 
 

@@ -89,8 +89,33 @@ def majority(samples: Sequence[Sample]) -> list[Columns]:
   return [_columns(x) | dict(answer=answer, share=share) for x in agreed]
 
 
+def prompts(samples: Sequence[Sample]) -> list[Columns]:
+  """The prompt alone, with what was measured on its responses."""
+  del samples
+  return [{}]
+
+
+def measured(samples: Sequence[Sample]) -> Columns:
+  """What the responses say about the prompt: columns of all of its rows.
+
+  The pass rate is the share of correct ones among the `samples` that have a
+  verdict; None if none has.
+  """
+  verdicts = [x.correct for x in samples if x.correct is not None]
+  return dict(
+      pass_rate=sum(verdicts) / len(verdicts) if verdicts else None,
+      samples=len(verdicts),
+      response_tokens=sum(len(x.ids) for x in samples) / len(samples),
+  )
+
+
 NAMES: dict[str, Callable[[Sequence[Sample]], list[Columns]]] = dict(
-    all=everything, correct=correct, best=best, pairs=pairs, majority=majority
+    all=everything,
+    correct=correct,
+    best=best,
+    pairs=pairs,
+    majority=majority,
+    prompts=prompts,
 )
 
 

@@ -300,6 +300,7 @@ def collector(
     environments: Environments | None,
     batches: int = 1,
     partial_groups: int = 0,
+    curriculum: int = 0,
 ) -> RolloutCollector:
   """The rollout collector of a stage, on the devices of its engine.
 
@@ -313,10 +314,12 @@ def collector(
     environments: makes and calls environments; None without.
     batches: batches of responses that a round generates.
     partial_groups: groups that a round may leave unfinished.
+    curriculum: first prompts, which come easiest first.
   """
   prompts = PromptStream(
-      *row_source.prompts(f"{purpose} prompts"),
+      *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
       retire_after=c.rollout.retire_after,
+      types=c.rollout.types,
   )
   options: dict[str, Any] = dict(
       task=row_source.task,

@@ -9,6 +9,7 @@
 The directory gets its name only when everything in it is written.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import hashlib
@@ -43,7 +44,7 @@ from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
 from rl_reason.verifiers import workers
 
-FORMAT = 4  # of the files; a preparation of another format is made anew
+FORMAT = 5  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
 PROGRAMS = 32  # of a source to imitate, which the verifier runs, too
 
@@ -272,6 +273,31 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   shutil.rmtree(old, ignore_errors=True)
 
 
+def _about_types(config, tallies: list[dict]) -> Iterator[str]:
+  """Warns that what compares types of problems finds too few of them."""
+  if not (field := facts.type_field(config)):
+    return
+  types = config.rollout.types
+  name = dict(difficulty="difficulties").get(types, f"{types}s")
+  counts: collections.Counter = collections.Counter()
+  for tally in (x for x in tallies if x["use"] == "train"):
+    counts.update(tally[name])
+  if types == "pass_rate":
+    if unknown := counts["unknown"]:
+      yield (
+          f"warning: {unknown:,} of {counts.total():,} training rows have no"
+          " measured pass rate: rollout.types = 'pass_rate' expects the mean of"
+          " all prompts of them until they are sampled"
+      )
+  elif counts and not facts.differ(config, counts):
+    yield (
+        f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
+        f" {types} (type) of problems, and all rows of data.train have the"
+        " same one; data.columns names its column, or rollout.types ="
+        " 'pass_rate' takes the pass rate"
+    )
+
+
 def again(config, workdir: pathlib.Path, display) -> pathlib.Path:
   """The directory that `run` returned, whether or not its sources exist."""
   verifiers.OWN.update(datasets.assignments(config.data.kind).values())
@@ -334,15 +360,8 @@ def run(
             f"{asked.text}: no published prompt is known here, so its prompts"
             f" have the first style of the kind {kind}"
         )
-    levels = {
-        x for t in tallies if t["use"] == "train" for x in t["difficulties"]
-    }
-    if (field := facts.type_field(config)) and len(levels) == 1:
-      display.say(
-          f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
-          " difficulty (type) of problems, and all rows of data.train have the"
-          " same one; data.columns names its column"
-      )
+    for line in _about_types(config, tallies):
+      display.say(line)
     display.say(
         f"data: {place / 'data.md'} counts the rows that are left out,"
         f" {pipelines.QUARANTINE} in its directory has them"

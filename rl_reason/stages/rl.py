@@ -134,6 +134,7 @@ def train(
         environments=environments,
         batches=c.dynamic_sampling.batches,
         partial_groups=c.rollout.partial_groups,
+        curriculum=c.data.curriculum,
     )
   state, base = initial_state(
       c,

@@ -79,6 +79,9 @@ class Row(NamedTuple):
     tolerance: absolute error that a numeric answer may have.
     messages: the turns of a chat prompt, {"role", "content"} each.
     columns: all columns of a row of a file, name -> JSON value, for rewards.
+    subject: subject of the problem; without one, the source of a row of a file.
+    pass_rate: share of correct responses that a file says; None: not known.
+    response_tokens: mean length of these responses; None: not known.
   """
 
   prompt: str
@@ -91,6 +94,9 @@ class Row(NamedTuple):
   tolerance: float = 0.0
   messages: Sequence[Mapping[str, str]] = ()
   columns: Mapping[str, Any] = {}
+  subject: str = ""
+  pass_rate: float | None = None
+  response_tokens: float | None = None
 
   def __hash__(self) -> int:
     """A hash of the texts, since dictionaries have none."""

@@ -216,6 +216,7 @@ class _Sets:
         difficulty,
         source=source,
         columns=columns,
+        subject=source,
     )
 
   @staticmethod

@@ -89,6 +89,13 @@ def test_prepare_reads_what_was_kept(run):
   for x in lines:
     assert len(x["ids"]) == len(x["logps"]) > 0 > max(x["logps"])
     assert x["reward"] == (1 if x["correct"] else -1)
+  # The prompts alone know how often their responses are correct.
+  prompts = rows_of(run("prompts", keep="prompts"))
+  assert len(prompts) == 10
+  for row in prompts:
+    group = [x for x in lines if x["prompt"] == row.question]
+    assert row.pass_rate == sum(x["correct"] for x in group) / len(group)
+    assert all(x["pass_rate"] == row.pass_rate for x in group)
   pairs = run("pairs", keep="pairs", format="parquet")
   assert {x.suffix for x in pairs.iterdir()} == {".parquet"}
   groups = {}
