@@ -19,6 +19,7 @@ from rl_reason import hf
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import machine_checks
+from rl_reason.devices import device_mesh
 from rl_reason.hf import quantization
 from rl_reason.hf.quantization import Scheme
 from rl_reason.models import decoder
@@ -217,9 +218,9 @@ def test_the_cost_is_that_of_the_weights_in_the_file(tmp_path, monkeypatch):
   rounded = quantization.rounded(params, session.cfg, "int8")
   tok, limits = session.tok, session.config.rollout
   sampled = lower_precision.responses(
-      tmp_path / "run" / "samples.jsonl", tok, limits
+      tmp_path / "run" / "samples.jsonl", tok, limits, 4
   )
-  np.testing.assert_array_equal(sampled.lengths_B, [2, 2, 1, 2, 3, 2])
+  np.testing.assert_array_equal(sampled.lengths_B, [2, 2, 1, 2, 3, 2, 0, 0])
   row = sampled.tokens_BL[4]
   assert tok.decode(row[sampled.start_B[4] : limits.max_prompt]) == "5+5="
   assert row[limits.max_prompt + 2] == tok.eos_token_id
@@ -276,3 +277,30 @@ def test_an_evaluation_has_the_weights_of_the_export(tmp_path, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, found[0], want)
   name = "evaluation-newest,export.precision=int4.json"
   assert (tmp_path / "run" / name).exists()
+
+
+@pytest.mark.slow
+def test_eight_devices_write_the_same_bits_at_the_same_cost(
+    tmp_path, monkeypatch
+):
+  found = {}
+  for name, mesh in dict(
+      one=None, eight=device_mesh.make_mesh(2, 2, 2)
+  ).items():
+    c, workdir = tiny_session.tiny_config(), tmp_path / name
+    c.model.update(width=64, heads=2, head_dim=32, mlp=64)
+    session = tiny_session.make_session(
+        workdir, c, mesh, export__precision="int4"
+    )
+    text = "".join(json.dumps(x) + "\n" for x in lines(7))
+    (workdir / "samples.jsonl").write_text(text)
+    policy = tiny_session.random_params(session), None, 3, "the policy"
+    monkeypatch.setattr(export.trained, "policy", lambda *_, x=policy, **__: x)
+    said = []
+    monkeypatch.setattr(session.display, "say", said.append)
+    with jax.set_mesh(session.mesh):
+      tiny_session.call(export.run, session, "newest")
+    found[name] = unpacked(workdir / "export" / "policy-int4")[0], said[-1]
+  (one, cost), (eight, of_eight) = found.values()
+  assert cost == of_eight and "15 tokens of the run's 7 newest" in cost
+  jax.tree.map(np.testing.assert_array_equal, one, eight)

@@ -119,14 +119,16 @@ def save(
     return _fetch(leaves, name, places[name], dtypes[name])
 
   @functools.lru_cache(maxsize=1)  # the tensors of a matrix are adjacent
-  def quantized(name: str) -> dict[str, np.ndarray]:
+  def quantized(
+      name: str, scheme: quantization.Scheme
+  ) -> dict[str, np.ndarray]:
     return quantization.tensors(whole(name), scheme)
 
   def fetch(name: str) -> np.ndarray:
-    if name not in parts:
+    if scheme is None or name not in parts:
       return whole(name)
     matrix, part = parts[name]
-    return quantized(matrix)[part]
+    return quantized(matrix, scheme)[part]
 
   model_files.write(work, sizes, fetch, shard_bytes)
   if is_writer:

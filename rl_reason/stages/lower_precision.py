@@ -12,6 +12,7 @@ import numpy as np
 from rl_reason.algorithms import kl
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.data import pipelines, tokenizer
+from rl_reason.devices import sharding
 from rl_reason.hf import quantization
 from rl_reason.models import lora
 from rl_reason.stages import build_step
@@ -63,18 +64,17 @@ def cost(c, policy: Tree, model: Model, output: Output, tok: Any) -> str:
       "--stage=evaluate with --config.export.precision="
       f"{precision} measures its held-out accuracy"
   )
-  rows = responses(output.workdir / "samples.jsonl", tok, c.rollout)
+  shards = sharding.num_shards(model.mesh, "batch")
+  path = output.workdir / "samples.jsonl"
+  rows = responses(path, tok, c.rollout, shards)
   if rows is None:
     return (
         f"{precision}: the run has logged no responses on which log-probs could"
         f" be compared; {evaluate}"
     )
   logps = build_step.logps(c, model.cfg, model.mesh, output.display)
-  plan = packing.plan(
-      rows,
-      packed_rows=build_step.packed_rows(c, model.mesh),
-      minibatches=1,
-  )
+  packed_rows = build_step.packed_rows(c, model.mesh)
+  plan = packing.plan(rows, packed_rows=packed_rows, minibatches=1)
   before_BT, _ = logps(policy, plan)
   after_BT, _ = logps(rounded(c, policy, model), plan)
   mask_BT = rows.mask_BT
@@ -82,18 +82,21 @@ def cost(c, policy: Tree, model: Model, output: Output, tok: Any) -> str:
   divergence = np.asarray(kl.k3(before_BT, after_BT))[mask_BT].mean()
   return (
       f"{precision} changes the log-probs of {mask_BT.sum():,} tokens of the"
-      f" run's {len(mask_BT)} newest responses by {gap:.2g} nats on average (KL"
-      f" {divergence:.2g} nats per token); {evaluate}"
+      f" run's {mask_BT.any(1).sum()} newest responses by {gap:.2g} nats on"
+      f" average (KL {divergence:.2g} nats per token); {evaluate}"
   )
 
 
-def responses(path: pathlib.Path, tok: Any, limits: Any) -> Rollouts | None:
+def responses(
+    path: pathlib.Path, tok: Any, limits: Any, shards: int
+) -> Rollouts | None:
   """The newest responses of samples.jsonl as rows; None without any.
 
   Args:
     path: of samples.jsonl.
     tok: the tokenizer.
     limits: has max_prompt and max_tokens; longer responses are cut.
+    shards: divides the number of rows: rows with an empty mask come last.
   """
   if not path.exists():
     return None
@@ -103,17 +106,16 @@ def responses(path: pathlib.Path, tok: Any, limits: Any) -> Rollouts | None:
   lines = [x for x in lines if x["response"]][-RESPONSES:]
   if not lines:
     return None
-  prompts = pipelines.pack_prompts(
-      tok,
-      [x["prompt"] for x in lines],
-      np.arange(len(lines)),
-      limits.max_prompt,
-  )
   texts = tokenizer.encode(tok, [x["response"] for x in lines])
   ends = [[] if x["truncated"] else [tok.eos_token_id] for x in lines]
   rows = [
       (x + end)[: limits.max_tokens] for x, end in zip(texts, ends, strict=True)
   ]
+  padding = -len(rows) % shards
+  rows += [[]] * padding
+  asked = [x["prompt"] for x in lines + lines[-1:] * padding]
+  ids_B, slots = np.arange(len(rows)), limits.max_prompt
+  prompts = pipelines.pack_prompts(tok, asked, ids_B, slots)
   lengths_B = np.array([len(x) for x in rows], np.int32)
   mask_BT = np.arange(limits.max_tokens) < lengths_B[:, None]
   tokens_BT = np.full(mask_BT.shape, tok.pad_token_id, np.int32)
@@ -125,5 +127,5 @@ def responses(path: pathlib.Path, tok: Any, limits: Any) -> Rollouts | None:
       mask_BT=mask_BT,
       logps_BT=np.zeros_like(mask_BT, np.float32),
       lengths_B=lengths_B,
-      truncated_B=np.array([x["truncated"] for x in lines]),
+      truncated_B=np.zeros(len(rows), bool),
   )
