@@ -103,6 +103,6 @@ setuptools.setup(
         "cuda12": ["jax[cuda12]"],  # driver 525 or newer
         # Reference numbers only. The CPU build is enough, and 5 GB smaller:
         # --extra-index-url=https://download.pytorch.org/whl/cpu
-        "parity": ["torch==2.13.0"],
+        "parity": ["compressed-tensors==0.20.0", "torch==2.13.0"],
     },
 )

@@ -262,4 +262,10 @@ def add(c) -> None:
       "export",
       push_to="",  # 'owner/name' on the Hugging Face hub; '' is nowhere
       private=True,  # who sees a repository that is created there
+      # Of the policy: 'same' is the dtypes of model.path, or float32; 'int8'
+      # and 'int4' are weight-only. --stage=evaluate evaluates it, too.
+      precision=choice(
+          *("same", "bfloat16", "int8", "int4"),
+          not_with={"rounds.count": "a round starts from the exported policy"},
+      ),
   )

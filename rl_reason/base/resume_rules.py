@@ -97,8 +97,11 @@ FREE = (
     "updates.token_budget",
     "content.",  # of content.record
 )
-# Problems and lengths that an evaluation may have other than the run.
-ELSEWHERE = ("task.difficulties", "rollout.max_prompt", "rollout.max_tokens")
+# Problems, lengths and weights that an evaluation may have other than the run.
+ELSEWHERE = (
+    *("task.difficulties", "rollout.max_prompt", "rollout.max_tokens"),
+    "export.precision",
+)
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
 # Paths, which may change where `content.record` finds equal content.

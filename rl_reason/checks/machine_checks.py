@@ -94,9 +94,12 @@ def devices(
     stage: of `main.STAGES`; batches of stages that do not run are left alone.
 
   Raises:
-    ConfigError: a batch or a parameter cannot be split over the mesh, or the
-      layers into groups.
+    ConfigError: a batch or a parameter cannot be split over the mesh, the
+      layers into groups, or the inputs of a matrix into groups of int4.
   """
+  from rl_reason.hf import quantization  # imports JAX
+
+  quantization.scheme(c.model, c.export.precision)
   rules.check(c, relations.of_experts(c))
   rules.check(c, model_rules.experts(c))
   sizes, samplers = mesh_sizes(c, devices), c.mesh.rollout

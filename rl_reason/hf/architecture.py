@@ -58,7 +58,6 @@ FAMILIES = {
 SUPPORTED = {
     "hidden_act": ("silu", None),
     "partial_rotary_factor": (1, None),
-    "quantization_config": (None,),
     "auto_map": (None, {}),  # code of the checkpoint
     "decoder_sparse_step": (None, 1),  # layers without experts
     "mlp_only_layers": (None, []),
@@ -135,6 +134,14 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
   Raises:
     CheckpointError: a field is missing, has the wrong type, or is inconsistent.
   """
+  if (quantized := config.get("quantization_config")) is not None:
+    method = isinstance(quantized, dict) and quantized.get("quant_method")
+    _refuse(
+        "quantization_config",
+        method or quantized,
+        "quantized weights are not read: give the model before quantization"
+        " (--stage=export writes it with export.precision = 'same')",
+    )
   family = _family(config)
   width = _count(config, "hidden_size")
   num_heads = _count(config, "num_attention_heads")

@@ -1,5 +1,6 @@
 """Writes checkpoints in the layout of transformers."""
 
+import functools
 import json
 import math
 import pathlib
@@ -11,7 +12,7 @@ import numpy as np
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
-from rl_reason.hf import architecture, loading, model_files
+from rl_reason.hf import architecture, loading, model_files, quantization
 from rl_reason.hf.architecture import SEQUENCE_CLASSIFIER
 from rl_reason.hf.tensor_names import (
     EMBED,
@@ -35,6 +36,7 @@ def save(
     tokenizer=None,
     card: str = "",
     context: int = 2048,
+    precision: str = "same",
     shard_bytes: int = 5_000_000_000,
 ) -> None:
   """Atomically writes a directory that transformers and vLLM can load.
@@ -53,12 +55,15 @@ def save(
     tokenizer: tokenizer to write; None for the tokenizer of the source.
     card: text of README.md; '' for none.
     context: maximum number of tokens, without a source.
+    precision: 'same' for the dtypes of the source; 'bfloat16', or 'int8' and
+      'int4' of `quantization`, of a language model.
     shard_bytes: maximum bytes of a file.
 
   Raises:
-    ConfigError: transformers has no matching architecture, or a weight is not
-      finite in the dtype of the source.
+    ConfigError: transformers has no matching architecture, a weight is not
+      finite in its dtype, or the shape has no groups of 'int4'.
   """
+  scheme = quantization.scheme(cfg, precision)
   places, leaves = placements(table), jax.tree.leaves(params)
   if not head:
     is_critic = SCORE in places
@@ -68,17 +73,24 @@ def save(
   tensors = source.tensors if source else {}
   if LM_HEAD in tensors and cfg.tied and SCORE not in places:
     places[LM_HEAD] = places[EMBED]  # as in the source
-  dtypes = dict.fromkeys(places, np.dtype("float32"))
-  for name in places.keys() & tensors.keys():
+  same = precision == "same"
+  dtypes = dict.fromkeys(places, np.dtype("float32" if same else "bfloat16"))
+  for name in places.keys() & tensors.keys() if same else ():
     dtypes[name] = np.dtype(model_files.DTYPES[tensors[name].dtype])
-  sizes = {
-      name: math.prod(place.shape) * dtypes[name].itemsize
-      for name, place in places.items()
-  }
+  sizes, parts = dict[str, int](), dict[str, tuple[str, str]]()
+  for name, place in places.items():
+    if scheme and name.endswith(quantization.MATRIX):
+      dtypes[name] = np.dtype("float32")  # as it is read
+      for tensor, (part, size) in quantization.sizes(
+          name, place.shape, scheme
+      ).items():
+        sizes[tensor], parts[tensor] = size, (name, part)
+    else:
+      sizes[name] = math.prod(place.shape) * dtypes[name].itemsize
 
   config = source.config if source else architecture.write(cfg, context)
   dtype = config.get("dtype") or config.get("torch_dtype")
-  dtype = dtype or dtypes[EMBED].name
+  dtype = (same and dtype) or dtypes[EMBED].name
   config = config | architecture.rope_fields(cfg)
   config |= dict(dtype=dtype, torch_dtype=dtype)  # transformers 5 and 4
   config["architectures"] = [architecture.class_name(config, head)]
@@ -86,10 +98,12 @@ def save(
     labels = [f"LABEL_{i}" for i in range(places[SCORE].shape[0])]
     config["id2label"] = dict(enumerate(labels))
     config["label2id"] = {label: i for i, label in enumerate(labels)}
+  if scheme:
+    config["quantization_config"] = quantization.config(scheme)
   if tokenizer is not None:
     config |= _token_ids(tokenizer)
-    same = tokenizer.pad_token_id == tokenizer.eos_token_id
-    if head == SEQUENCE_CLASSIFIER and same:
+    shared = tokenizer.pad_token_id == tokenizer.eos_token_id
+    if head == SEQUENCE_CLASSIFIER and shared:
       # transformers scores the last token that is not padding, and would skip
       # EOS. Without a padding token it refuses to pad.
       config["pad_token_id"] = None
@@ -101,8 +115,20 @@ def save(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
 
-  def fetch(name: str) -> np.ndarray:
+  def whole(name: str) -> np.ndarray:
     return _fetch(leaves, name, places[name], dtypes[name])
+
+  @functools.lru_cache(maxsize=1)  # the tensors of a matrix are adjacent
+  def quantized(
+      name: str, scheme: quantization.Scheme
+  ) -> dict[str, np.ndarray]:
+    return quantization.tensors(whole(name), scheme)
+
+  def fetch(name: str) -> np.ndarray:
+    if scheme is None or name not in parts:
+      return whole(name)
+    matrix, part = parts[name]
+    return quantized(matrix, scheme)[part]
 
   model_files.write(work, sizes, fetch, shard_bytes)
   if is_writer:

@@ -4,8 +4,9 @@ WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
 WORKDIR/responses-WHICH.html        all responses, for the browser
 
-Difficulties and lengths may differ from those of the run (out of distribution);
-the names of the files then say which.
+Difficulties and lengths may differ from those of the run (out of distribution),
+and the policy may have the precision of an export; the names of the files then
+say which.
 """
 
 import functools
@@ -18,6 +19,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib, json_files, resume_rules
+from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.checks import run_directory
@@ -38,7 +40,7 @@ from rl_reason.evaluation.accuracy import (
 from rl_reason.monitoring import alerts
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import scorer, trained
+from rl_reason.stages import lower_precision, scorer, trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
@@ -64,6 +66,10 @@ def run(
   """
   workdir, say = output.workdir, output.display.say
   params, _, step, about = trained.policy(c, which, model=model, output=output)
+  if c.export.precision != "same":
+    merged = lower_precision.merged(c, params)
+    params = lower_precision.rounded(c, merged, model)
+    about += f" in {c.export.precision}, as it is exported"
   say(f"evaluating {about}")
   rewards = functools.partial(
       scorer.rewards,
@@ -141,12 +147,12 @@ def _by_budget(c, responses: Responses, say) -> dict[str, float]:
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
-  """The difficulties and lengths that differ from those of the run."""
+  """Difficulties, lengths and a precision that differ from those of the run."""
   of_run, now = config_lib.load(workdir / "config.json"), config_lib.flat(c)
   return {
       name: now[name]
       for name in resume_rules.ELSEWHERE
-      if of_run.get(name, now[name]) != now[name]
+      if of_run.get(name, FIELDS[name].default) != now[name]
   }
 
 

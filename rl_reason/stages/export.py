@@ -12,9 +12,9 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.hf import hub
-from rl_reason.models import critic as critic_lib, decoder, lora
+from rl_reason.models import critic as critic_lib, decoder
 from rl_reason.monitoring import run_log
-from rl_reason.stages import trained
+from rl_reason.stages import lower_precision, trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
@@ -30,7 +30,9 @@ def run(
 ) -> None:
   """Writes export/policy, and export/critic if the run has a critic.
 
-  The critic is a token classifier whose labels are the outputs of its head.
+  With export.precision the policy is export/policy-PRECISION, and the screen
+  says by how much the log-probs of the run's newest responses change. The
+  critic is a token classifier whose labels are the outputs of its head.
   With it comes a checkpoint of this package, from which critic.path of another
   run starts with critic.init = 'exported'. With export.push_to the policy is
   then pushed to the hub. `which` is as in `trained.policy`.
@@ -46,26 +48,27 @@ def run(
   policy, critic, step, about = trained.policy(
       c, which, model=model, output=output
   )
-  networks = {
-      "policy": (
-          jax.jit(lora.merge)(policy) if c.lora.rank else policy,
-          decoder.table(cfg),
-      )
-  }
+  precision = c.export.precision
+  merged = lower_precision.merged(c, policy)
+  chosen = "policy" if precision == "same" else f"policy-{precision}"
+  networks = {chosen: (merged, decoder.table(cfg), precision)}
   if critic is not None:
-    networks["critic"] = critic, critic_lib.table(model.critic_cfg)
+    networks["critic"] = critic, critic_lib.table(model.critic_cfg), "same"
   fields = _fields(c, workdir)
-  card = model_card(fields, workdir, step)
-  for name, (params, table) in networks.items():
+  for name, (params, table, kind) in networks.items():
     path = workdir / "export" / name
-    save_network(c, source, tok, path, params, table, cfg, card=card)
-    shown = about if name == "policy" else f"{name} of step {step}"
+    card = model_card(fields | {"export.precision": kind}, workdir, step)
+    options = dict(card=card, precision=kind)
+    save_network(c, source, tok, path, params, table, cfg, **options)
+    shown = about if name == chosen else f"{name} of step {step}"
     display.say(f"{shown} written to {path}")
   if critic is not None:
     save_checkpoint(fields, workdir / "export" / "critic", step, critic)
+  if precision != "same":
+    display.say(lower_precision.cost(c, merged, model, output, tok))
   if pushes:
-    policy = workdir / "export" / "policy"
-    url = hub.push(c.export.push_to, policy, f"Step {step} of RL")
+    path = workdir / "export" / chosen
+    url = hub.push(c.export.push_to, path, f"Step {step} of RL")
     display.say(f"{about} pushed to {url}")
 
 
@@ -130,6 +133,7 @@ def model_card(fields: dict[str, Any], workdir: pathlib.Path, step: int) -> str:
       task=fields["task.name"],
       start=path,
       rank=fields["lora.rank"],
+      precision=fields["export.precision"],
       steps=steps,
       scores={
           name: [json.dumps(evaluated[x].get(name)) for x in steps]

@@ -10,10 +10,12 @@ import test_lora
 import tiny
 import tiny_session
 from conftest import restore_arrays
+from test_quantization import stacked, unpacked
 from tiny_session import call, compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason import hf
 from rl_reason.base.errors import RunError
+from rl_reason.hf import quantization
 from rl_reason.models import decoder, lora
 from rl_reason.stages import export, rl, sft, trained
 
@@ -70,6 +72,16 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
     loaded = hf.load(out, decoder.table(session.cfg), session.mesh)
     merged = jax.jit(lora.merge)(got)
     jax.tree.map(np.testing.assert_array_equal, loaded, merged)
+    session.config.export.precision = "int8"
+    call(export.run, session, "newest")
+    small, _ = unpacked(tmp_path / "parts/export/policy-int8")
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        stacked(small, session.cfg),
+        jax.jit(quantization.rounded, static_argnums=(1, 2))(
+            merged, session.cfg, "int8"
+        ),
+    )
     b = test_lora.rows()
     args = session.cfg, b.tokens_BL % session.cfg.vocab, b.start_B, tiny.T
     np.testing.assert_allclose(
