@@ -86,7 +86,12 @@ def add(c) -> None:
       schedule=choice("cosine", "constant", "linear"),
       mixture="",  # as sft.mixture
   )
-  extend("evaluate", **FILTERS)
+  extend(
+      "evaluate",
+      **FILTERS,
+      # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
+      against=path(),
+  )
   extend(
       "dynamic_sampling",
       surplus=choice(  # groups beyond the batch

@@ -162,7 +162,20 @@ def test_what_may_be_set_without_the_config(place):
       "task.difficulties": [7, 8],
       "rollout.max_tokens": 80,
   }
+  other = dict(
+      task__name="files",
+      data__evaluate="rows.jsonl",
+      data__columns="question=question",
+      data__template="dapo",
+  )
+  c, _ = read(place.run, "evaluate", **other)
+  assert c.data.evaluate == "rows.jsonl" and c.data.template == "dapo"
+  assert evaluate.elsewhere(c, place.run) == {"task.name": "files"}
   for stage, given, words in (
+      ("evaluate", other | dict(data__template="dpo"), "data.template = 'dpo'"),
+      ("evaluate", other | dict(data__kind="my_code:no"), "data.kind = .*no"),
+      ("evaluate", dict(evaluate__against="x"), "against = 'x': .* no file x"),
+      ("evaluate", dict(task__name="chain"), "5, 6 are none of chain's"),
       ("evaluate", dict(rl__steps="3"), "rl.steps: --config is missing"),
       (
           "export",
@@ -175,7 +188,7 @@ def test_what_may_be_set_without_the_config(place):
           dict(task__difficulties="(1, 8)"),
           "task.difficulties = .*: 1 is none of arithmetic's",
       ),
-      ("evaluate", dict(rollout__temperature="2"), "takes evaluate., data.ev"),
+      ("evaluate", dict(rollout__temperature="2"), "takes evaluate., mesh."),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
       ("serve", dict(serve__slots="many"), "serve.slots = many: must be"),

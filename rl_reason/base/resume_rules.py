@@ -96,9 +96,13 @@ FREE = (
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of content.record
+    "evaluate.against",
 )
 # Problems and lengths that an evaluation may have other than the run.
-ELSEWHERE = ("task.difficulties", "rollout.max_prompt", "rollout.max_tokens")
+ELSEWHERE = (
+    *("task.name", "task.difficulties"),
+    *("rollout.max_prompt", "rollout.max_tokens"),
+)
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
 # Paths, which may change where `content.record` finds equal content.

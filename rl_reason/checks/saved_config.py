@@ -25,6 +25,7 @@ from rl_reason.checks import (
     replay_rules,
     rules,
     run_directory,
+    text_rules,
 )
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
@@ -36,7 +37,10 @@ OVERRIDES = {
     "export": ("export.", "mesh.", *PLACES),
     "serve": (*resume_rules.SERVED, *PLACES),
     "evaluate": (
-        *("evaluate.", "data.evaluate", "mesh."),
+        *("evaluate.", "mesh."),
+        # Other sets may have other columns, verifiers and templates.
+        *("data.evaluate", "data.columns", "data.kind", "data.template"),
+        *("data.chat", "data.system"),
         *(*resume_rules.ELSEWHERE, *PLACES),
     ),
     "generate": ("export.", "generate."),
@@ -205,11 +209,16 @@ def _for_evaluation(
     if other and {name, other} & {*given}:
       if (most := config_lib.at(config, other)) < config_lib.at(config, name):
         rules.refuse(config, name, f"must not exceed {other} = {most}")
+  if "task.name" in given and "data.evaluate" not in given:
+    config.data.evaluate = ""  # it belongs to the task of the run
   own = ["task.name", "environment.name", "data.kind"]
   if not run_directory.has_rows(workdir, config):
     own.append("data.template")
   for name in own:
     _require(config, name, workdir)
+  faults = rules.Faults()
+  text_rules.check(config, faults, given)
+  faults.end()
   for name, fault in data_rules.levels(config, "task.difficulties"):
     rules.refuse(config, name, fault)
   kinds_of_rows = _kinds_of_rows(config, workdir)

@@ -3,13 +3,13 @@
 A text is read on its own, so that its fault hides no other one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import own_code
 from rl_reason.base.config import at
-from rl_reason.checks import facts
+from rl_reason.checks import facts, run_directory
 from rl_reason.checks.rules import Faults, line
 from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
@@ -46,6 +46,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.template": lambda c: templates.choose(c.data.template, ""),
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,
+    "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
@@ -61,10 +62,10 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
 NEEDS = {"environment.name": "task.name"}
 
 
-def check(c, faults: Faults) -> None:
-  """Adds the faults of all texts."""
+def check(c, faults: Faults, names: Collection[str] = READERS.keys()) -> None:
+  """Adds the faults of all texts, or of the fields of these names."""
   for name, read in READERS.items():
-    if {name, NEEDS.get(name)} & faults.fields:
+    if name not in names or {name, NEEDS.get(name)} & faults.fields:
       continue
     try:
       read(c)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
+from rl_reason.base import json_files
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
@@ -260,12 +261,7 @@ def summarize(
   truncation are over all samples.
   """
   name, measure = responses.name, responses.measure
-  mean_N = responses.scores_NG[:, :mean_of].mean(1)
-  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
-  aux = {}
-  if measure == "acc":
-    of_verdicts, aux = _of_verdicts(responses, answer)
-    values |= of_verdicts
+  values, aux = of_prompts(responses, answer, mean_of=mean_of)
   out = {}
   for metric, values_N in values.items():
     mean, half = interval(measure, np.asarray(values_N, float))
@@ -290,6 +286,40 @@ def summarize(
       out[f"val-aux/{name}/{metric}"] = mean
       out[f"val-aux/{name}/{metric}/ci95"] = half
   return out
+
+
+def of_prompts(
+    responses: Responses,
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """Returns the scores of each prompt by name, [N], and metrics of the set."""
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
+  if responses.measure != "acc":
+    return values, {}
+  of_verdicts, aux = _of_verdicts(responses, answer)
+  return values | of_verdicts, aux
+
+
+def lines_of_prompts(
+    responses: Responses,
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+) -> list[dict[str, Any]]:
+  """Returns the lines of `report.paired`: the scores of each prompt."""
+  values, _ = of_prompts(responses, answer, mean_of=mean_of)
+  return [
+      dict(
+          set=responses.name,
+          measure=responses.measure,
+          prompt=row.prompt,
+          scores={k: json_files.number(x_N[n]) for k, x_N in values.items()},
+      )
+      for n, row in enumerate(responses.rows)
+  ]
 
 
 def _of_verdicts(

@@ -1,11 +1,13 @@
 """Held-out scores of a run, read from its metrics.jsonl."""
 
 import pathlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
+REWARD = "reward "  # before the name of a reward function or a reward model
 # Metrics of a set besides its scores: label, whether it is a share, and unit.
 _MEASURES: dict[str, tuple[str, bool, str]] = {
     "response_length/mean": ("response length", False, "tokens"),
@@ -118,6 +120,14 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
 def meaning(name: str) -> str:
   """What a score measures, in a few words; '' for a difficulty."""
   return MEANINGS.get(name.split("@")[0], "")
+
+
+def shown(names: Iterable[str]) -> list[str]:
+  """The names in order; of pass@k, those of the smallest and largest k."""
+  names = list(names)
+  passes = [name for name in names if name.startswith("pass@")]
+  passes.sort(key=lambda name: int(name[5:]))
+  return [name for name in names if name not in passes[1:-1]]
 
 
 def headline(names) -> tuple[str, str]:

@@ -2,10 +2,12 @@
 
 WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
+WORKDIR/prompts-WHICH.jsonl         the scores of each prompt
 WORKDIR/responses-WHICH.html        all responses, for the browser
 
-Difficulties and lengths may differ from those of the run (out of distribution);
-the names of the files then say which.
+Tasks, difficulties and lengths may differ from those of the run (out of
+distribution); the names of the files then say which. config.evaluate.against
+compares the evaluation with others, paired by prompt.
 """
 
 import functools
@@ -31,11 +33,14 @@ from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import (
     Responses,
+    lines_of_prompts,
     respond,
     summarize_sets,
     within_budget,
 )
 from rl_reason.monitoring import alerts
+from rl_reason.monitoring.display import Display
+from rl_reason.report import paired
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
@@ -97,13 +102,24 @@ def run(
       say(line)
     if x.measure == "acc":
       values |= _by_budget(c, x, say)
+  name = which + "".join(
+      f",{field}={run_directory.text(value)}"
+      for field, value in elsewhere(c, workdir).items()
+  )
+  of_prompts = [
+      line
+      for x in sets
+      for line in lines_of_prompts(
+          x, row_source.task.answer, mean_of=c.evaluate.mean_of
+      )
+  ]
+  path = workdir / f"{paired.PREFIX}{name}.jsonl"
+  values |= _compared(c, paired.values_of(of_prompts), path, output.display)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
-    name = which + "".join(
-        f",{field}={run_directory.text(value)}"
-        for field, value in elsewhere(c, workdir).items()
-    )
+    paired.write(path, of_prompts)
+    say(f"scores of each prompt, for evaluate.against: {path}")
     path = workdir / f"evaluation-{name}.json"
     json_files.write_json(path, dict(step=step) | values)
     say(f"all metrics: {path}")
@@ -118,6 +134,31 @@ def run(
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def _compared(
+    c, new: paired.Values, path: pathlib.Path, display: Display
+) -> dict[str, float]:
+  """Metrics of the differences to the evaluations of evaluate.against.
+
+  `path` is the file that this evaluation is about to write.
+  """
+  others = run_directory.evaluations(c.evaluate.against)
+  found, out = {}, {}
+  for label, other in paired.labels(others, path).items():
+    found[label] = paired.differences(new, paired.read(other))
+    for line in paired.unpaired(label, found[label], new):
+      display.say(f"warning: {line}")
+    for x in found[label]:
+      mark = f"minus_{label.replace('/', ':')}"
+      key = f"val-aux/{x.of_set}/{mark}/{x.measure}/{x.name}"
+      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
+  if any(found.values()):
+    display.table(
+        "differences on the same prompts, paired, with 95% intervals",
+        *paired.table(found),
+    )
+  return out
 
 
 def _by_budget(c, responses: Responses, say) -> dict[str, float]:
@@ -137,7 +178,7 @@ def _by_budget(c, responses: Responses, say) -> dict[str, float]:
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
-  """The difficulties and lengths that differ from those of the run."""
+  """The task, difficulties and lengths that differ from those of the run."""
   of_run, now = config_lib.load(workdir / "config.json"), config_lib.flat(c)
   return {
       name: now[name]
