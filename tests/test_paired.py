@@ -66,21 +66,21 @@ def line(prompt, of_set="sums", measure="acc", **scores):
 def test_pairs_are_of_equal_prompts():
   """Repeated prompts pair in order; what is in one of the two is counted."""
   new = [line("a", greedy=1), line("a", greedy=0), line("b", greedy=1)]
-  old = [line("c", greedy=1), line("a", greedy=0), line("a", greedy=0)]
+  old = [line("c", greedy=1), line("a", greedy=0), line("a", greedy=1)]
   new += [line("x", "other", greedy=1), line("r", "essays", "reward", mean_4=3)]
   old += [line("r", "essays", "reward", mean_4=1.5, greedy=1)]
   values = paired.values_of(new), paired.values_of(old)
   first, essay = paired.differences(*values)
-  assert first[:7] == ("sums", "acc", "greedy", 2, 2, 0.5, 0)
-  assert first.half == paired.interval(np.array([1.0, 0]), share=True)[1]
+  assert first[:7] == ("sums", "acc", "greedy", 2, 2, 0.5, 0.5)
+  assert first.half == paired.interval(np.array([1.0, -1]), share=True)[1]
   assert essay == ("essays", "reward", "mean@4", 1, 0, 3, 1.5, 0)
   lines = paired.unpaired("run/sft", [first, essay], values[0])
   assert lines[0].startswith("other: no prompt and score in common with run/s")
   assert lines[1].startswith("sums: 2 prompts are not in both")
   head, rows = paired.table({"sft": [first, essay]})
   assert len(head) == len(rows[0])
-  assert rows[0][:6] == ["sft", "sums", "greedy", "2", "0.0%", "50.0%"]
-  assert rows[0][6] == f"+50.0 +- {100 * first.half:.1f}"
+  assert rows[0][:6] == ["sft", "sums", "greedy", "2", "50.0%", "50.0%"]
+  assert rows[0][6] == f"+0.0 +- {100 * first.half:.1f}"
   assert rows[1][-1] == "+1.5 +- 0"
 
 
