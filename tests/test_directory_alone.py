@@ -114,8 +114,18 @@ def test_export_and_serving_call_no_code_of_the_run(place):
 
 def test_an_evaluation_of_verified_rows_needs_no_reward(place):
   save(place.run, reward__functions="gone:score*1", advantage__name="gone:f")
-  c, notes = read(place.run, "evaluate")
-  assert c.reward.functions == "" and not notes
+  c, [note] = read(place.run, "evaluate")
+  assert c.reward.functions == "" and "gone:score (there is no mod" in note
+  assert "accuracy does not depend on it" in note and "\n" not in note
+  # Those that are there are scored, and so are others than those of the run.
+  save(place.run, reward__functions="my_code:short*1,gone:score*1")
+  c, [note] = read(place.run, "evaluate")
+  assert c.reward.functions == "my_code:short*1"
+  given = dict(reward__functions="my_code:short(scale=2.0)*0,length*-1")
+  c, notes = read(place.run, "evaluate", **given)
+  assert c.reward.functions == given["reward__functions"] and not notes
+  with pytest.raises(errors.ConfigError, match="reward.functions = 'lenth'"):
+    read(place.run, "evaluate", reward__functions="lenth")
 
 
 ROWS = dict(

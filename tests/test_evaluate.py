@@ -92,6 +92,41 @@ def test_pass_at_k_of_many_samples():
   np.testing.assert_allclose(statistics.pass_at_k(correct_NG, 1000), 0.5)
 
 
+def test_best_of_k_by_hand():
+  """Scores 1 2 2, correct 0 1 0: the pairs 1,2 | 1,2' | 2,2'.
+
+  Their best is correct, incorrect, and correct half of the time: 1.5 / 3. Of
+  one sample it is the mean, and of all three one of the two best.
+  """
+  correct_NG, score_NG = np.array([[0, 1, 0]]), np.array([[1.0, 2.0, 2.0]])
+  for k, wanted in ((1, 1 / 3), (2, 1 / 2), (3, 1 / 2)):
+    found = statistics.best_of_k(correct_NG, score_NG, k)
+    np.testing.assert_allclose(found, [wanted])
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 6])
+def test_best_of_k_is_the_mean_over_subsets(k):
+  """With few different scores, so that many are equal; NaN is the lowest."""
+  rng = np.random.default_rng(0)
+  correct_NG = rng.integers(0, 2, (7, 6))
+  score_NG = rng.choice([0.1, 0.5, 0.7, np.nan], (7, 6))
+  wanted_N = []
+  for correct_G, score_G in zip(correct_NG, score_NG, strict=True):
+    known_G, means = np.nan_to_num(score_G, nan=-9), []
+    for subset in map(list, itertools.combinations(range(6), k)):
+      best = known_G[subset] == known_G[subset].max()
+      means.append(correct_G[subset][best].mean())
+    wanted_N.append(np.mean(means))
+  found_N = statistics.best_of_k(correct_NG, score_NG, k)
+  np.testing.assert_allclose(found_N, wanted_N)
+  # A score that is the verdict finds what pass@k finds; a constant one nothing.
+  passed_N = statistics.pass_at_k(correct_NG, k)
+  found_N = statistics.best_of_k(correct_NG, correct_NG, k)
+  np.testing.assert_allclose(found_N, passed_N)
+  found_N = statistics.best_of_k(correct_NG, 0 * correct_NG, k)
+  np.testing.assert_allclose(found_N, correct_NG.mean(1))
+
+
 def test_majority_vote_by_hand():
   """First: 7 wins two to one. Second: 3 and 4 tie, and 3 came first.
 
@@ -323,8 +358,10 @@ def test_a_table_has_a_column_for_each_set():
   assert (shares["mean@2"], shares["response length"]) == (0.5, None)
 
 
-def test_an_evaluation_says_its_failures(tmp_path):
-  sets, said = [two_samples()], []
+def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
+  """Scores 0 and 1, 2 and 3, 4 and 5: the means are 0.5, 2.5 and 4.5."""
+  judged = dict(judge=np.array([[0, 1, 9], [2, 3, 9], [4, 5, 9]]))
+  sets, said = [two_samples()._replace(terms_NG=judged)], []
   found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
@@ -347,8 +384,9 @@ def test_an_evaluation_says_its_failures(tmp_path):
   )
   assert interim.run(c, evaluate, output, None, None, state) == 0.5
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
-  assert "held-out prompts choose the best checkpoint" in said[1]
-  assert "failed 2 times in this evaluation" in said[2]
+  assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
+  assert "held-out prompts choose the best checkpoint" in said[2]
+  assert "failed 2 times in this evaluation" in said[3]
 
 
 def test_a_score_on_prompts_that_chose_is_said():

@@ -114,7 +114,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     workdir: as given.
     config: of the run that is about to begin or to resume.
     evaluates: the run is only evaluated, on other sets, difficulties or
-      lengths, or with other sampling.
+      lengths, with other sampling, or with other reward functions.
 
   Raises:
     ConfigError: it holds a run of another config.
@@ -132,7 +132,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
       new[f"content.{name}"] = content(config, name)
   differ = resume_rules.differences(old, new)
   if evaluates:
-    free = "data.", "evaluate.", *resume_rules.ELSEWHERE
+    free = "data.", "evaluate.", "reward.functions", *resume_rules.ELSEWHERE
     differ = [x for x in differ if not x.startswith(free)]
   if differ:
     raise errors.ConfigError(

@@ -1,8 +1,8 @@
 """The config of a work directory, for commands without --config.
 
 Export and serving call none of the code that a config names. An evaluation
-calls the task, the environment and the verifier and, for rows that nothing
-verifies, the terms of the reward. A replay calls all code of a training step.
+calls the task, the environment, the verifier and the terms of the reward. A
+replay calls all code of a training step.
 """
 
 import pathlib
@@ -40,7 +40,7 @@ OVERRIDES = {
         *("evaluate.", "mesh."),
         # Other sets may have other columns, verifiers and templates.
         *("data.evaluate", "data.columns", "data.kind", "data.template"),
-        *("data.chat", "data.system"),
+        *("data.chat", "data.system", "reward.functions"),
         *(*resume_rules.ELSEWHERE, *PLACES),
     ),
     "generate": ("export.", "generate."),
@@ -225,12 +225,9 @@ def _for_evaluation(
   if "code" in kinds_of_rows:
     machine_checks.contains_programs(config, "data.evaluate")
   judged = getattr(tasks.get(config.task.name), "verifies", True)
-  if (
-      judged or facts.environment(config)
-  ) and verifiers.NONE not in kinds_of_rows:
-    config.reward.functions = ""  # only rows without a verifier need rewards
-    return []
-  return _leave_out_terms(config, workdir)
+  verified = judged or facts.environment(config)
+  needed = not verified or verifiers.NONE in kinds_of_rows
+  return _leave_out_terms(config, workdir, needed=needed)
 
 
 def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
@@ -252,11 +249,13 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
   return {x[0].kind for x in prepared}
 
 
-def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
-  """Leaves out terms of the reward that cannot be imported; says which.
+def _leave_out_terms(
+    config, workdir: pathlib.Path, *, needed: bool
+) -> list[str]:
+  """Leaves out terms of the reward that cannot be called; says which.
 
   Raises:
-    ConfigError: none is left.
+    ConfigError: none is left, and they are `needed` to judge the rows.
   """
   kept, lost = [], []
   for text in reward_terms.parts(config.reward.functions):
@@ -266,12 +265,17 @@ def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
     kept += [] if why else [text]
   if not lost:
     return []
-  if not kept:
+  if needed and not kept:
     raise ConfigError(
         f"reward.functions: nothing else judges the rows of data.evaluate, and"
         f" no term can be imported: {'; '.join(lost)}; {REMEDY}"
     )
   config.reward.functions = ",".join(kept)
+  if not needed:
+    return [
+        f"reward.functions: {'; '.join(lost)}: left out of this evaluation,"
+        f" whose accuracy does not depend on it; {REMEDY}"
+    ]
   return [
       f"warning: reward.functions: {'; '.join(lost)}: left out, so the rewards"
       f" of this evaluation are {config.reward.functions} alone; {REMEDY}"

@@ -63,6 +63,34 @@ def pass_at_k(correct_NG: np.ndarray, k: int) -> np.ndarray:
   return 1 - np.array(none_N)
 
 
+def best_of_k(
+    correct_NG: np.ndarray, score_NG: np.ndarray, k: int
+) -> np.ndarray:
+  """Returns the expected correctness of the best-scored of k samples: [N].
+
+  The mean over all subsets of k of the G samples, without sampling them (k
+  samples drawn without replacement, as in `pass_at_k`); of equal scores each
+  is chosen with equal probability. The best score of a subset is s with the
+  probability (C(n(<=s), k) - C(n(<s), k)) / C(G, k), where n counts samples by
+  their score, and the chosen sample is then any of those with the score s.
+
+  Args:
+    correct_NG: {0, 1}, G >= k samples of each prompt.
+    score_NG: their scores; a score that is not finite is below all others.
+    k: samples drawn without replacement.
+  """
+  out_N, samples = np.zeros(len(correct_NG)), correct_NG.shape[1]
+  known_NG = np.where(np.isfinite(score_NG), score_NG, -np.inf)
+  for n, score_G in enumerate(known_NG):
+    for score in np.unique(score_G):
+      up_to, below = (score_G <= score).sum(), (score_G < score).sum()
+      # Exact integers, as in `pass_at_k`.
+      subsets = math.comb(int(up_to), k) - math.comb(int(below), k)
+      chosen = correct_NG[n][score_G == score].mean()
+      out_N[n] += subsets / math.comb(samples, k) * chosen
+  return out_N
+
+
 def majority_vote(
     answers_NG: list[list[str]], correct_NG: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

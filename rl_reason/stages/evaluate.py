@@ -207,7 +207,8 @@ def verifier_failures(values: dict[str, Any]) -> list[str]:
     return []
   return [
       f"verifier or reward functions failed {failed:,} times in this"
-      " evaluation: such responses count as incorrect, or with 0"
+      " evaluation: such responses count as incorrect, or with a reward of 0,"
+      " and are left out of the mean of the function"
   ]
 
 
@@ -242,8 +243,9 @@ def evaluate(
     params: parameters of the policy.
     prompts: maximum number of prompts of each set.
     title: shown during the evaluation.
-    rewards: gives the terms of the reward, which measure rows without a
-      verifier; None: no response to such rows is correct.
+    rewards: gives the terms of the reward, which are scored on all responses
+      and measure rows without a verifier; None: nothing is scored, and no
+      response to such rows is correct.
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
     mesh: the devices.

@@ -14,6 +14,7 @@ from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alerts, bands, resources, run_log
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
+from rl_reason.report import scores as scores_lib
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
 
@@ -126,6 +127,11 @@ def run(
     if of_set.chooses:
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
+    found = scores_lib.by_set(values)[of_set.name]
+    terms = {k: x for k, x in found.items() if k.startswith(scores_lib.REWARD)}
+    if terms:
+      shown = (f"{k.split(' ', 1)[1]} {x.text()}" for k, x in terms.items())
+      say(f"{kind} mean of reward functions{suffix}: {', '.join(shown)}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:
     say(
