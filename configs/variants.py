@@ -89,6 +89,8 @@ def add(c) -> None:
   extend(
       "evaluate",
       **FILTERS,
+      # --stage=evaluate: copies with a paraphrase, distractor, other numbers
+      perturb="",
       # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
       against=path(),
   )

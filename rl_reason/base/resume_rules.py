@@ -97,6 +97,7 @@ FREE = (
     "updates.token_budget",
     "content.",  # of content.record
     "evaluate.against",
+    "evaluate.perturb",
 )
 # Problems and lengths that an evaluation may have other than the run.
 ELSEWHERE = (

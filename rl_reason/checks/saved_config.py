@@ -217,7 +217,7 @@ def _for_evaluation(
   for name in own:
     _require(config, name, workdir)
   faults = rules.Faults()
-  text_rules.check(config, faults, given)
+  text_rules.check(config, faults, {*given, "evaluate.perturb"})
   faults.end()
   for name, fault in data_rules.levels(config, "task.difficulties"):
     rules.refuse(config, name, fault)

@@ -11,7 +11,7 @@ from rl_reason.base import own_code
 from rl_reason.base.config import at
 from rl_reason.checks import facts, run_directory
 from rl_reason.checks.rules import Faults, line
-from rl_reason.data import datasets, templates
+from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files, reward_terms
 
@@ -47,6 +47,9 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,
     "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
+    "evaluate.perturb": lambda c: perturbations.parse(
+        c.evaluate.perturb, c.task.name
+    ),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
@@ -59,7 +62,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     },
 }
 # What a reader also needs; its field is not read if that is faulty.
-NEEDS = {"environment.name": "task.name"}
+NEEDS = dict.fromkeys(("environment.name", "evaluate.perturb"), "task.name")
 
 
 def check(c, faults: Faults, names: Collection[str] = READERS.keys()) -> None:

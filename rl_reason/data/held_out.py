@@ -8,7 +8,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.data import pipelines
+from rl_reason.data import datasets, pipelines
 
 
 def evaluation_sets(
@@ -46,16 +46,40 @@ def validation_sets(
   return {f"{name}-{other}": rows for other, rows in sets.items()}
 
 
+def examples(
+    rows: pipelines.RowSource, count: int
+) -> dict[str, list[datasets.Example]]:
+  """What the rows of files of `evaluation_sets` were built from."""
+  fields = datasets.Example._fields
+  return {
+      name: [
+          datasets.Example(**{x: record[x] for x in fields})
+          for record in map(part.record, order)
+      ]
+      for name, (part, order) in _chosen(rows, "evaluate", count).items()
+  }
+
+
 def _sets(
     rows: pipelines.RowSource, use: str, count: int
 ) -> dict[str, list[tasks.Row]]:
-  sets: dict[str, list[tasks.Row]] = {}
+  return {
+      name: [part[i] for i in order]
+      for name, (part, order) in _chosen(rows, use, count).items()
+  }
+
+
+def _chosen(
+    rows: pipelines.RowSource, use: str, count: int
+) -> dict[str, tuple[pipelines.Prepared, list[int]]]:
+  """The prepared sets by name, and the indices of `count` rows of each."""
+  sets: dict[str, tuple[pipelines.Prepared, list[int]]] = {}
   assert rows.files is not None
   for part in pipelines.prepared(rows.files, use)[0]:
     order = np.random.default_rng(20261121).permutation(len(part))
-    chosen = [part[i] for i in order[:count]]
-    name = pathlib.Path(chosen[0].source).name.partition(".")[0]
-    sets[name if name not in sets else f"{name}-{len(sets)}"] = chosen
+    name = pathlib.Path(part[order[0]].source).name.partition(".")[0]
+    name = name if name not in sets else f"{name}-{len(sets)}"
+    sets[name] = part, order[:count].tolist()
   return sets
 
 

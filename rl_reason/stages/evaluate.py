@@ -10,9 +10,11 @@ distribution); the names of the files then say which. config.evaluate.against
 compares the evaluation with others, paired by prompt.
 """
 
+import collections
 import functools
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,8 +28,10 @@ from rl_reason.checks import run_directory
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.data import held_out, pipelines
+from rl_reason.data import held_out, perturbations, pipelines
 from rl_reason.data.pipelines import RowSource
+from rl_reason.data.row_builder import RowBuilder
+from rl_reason.data.screening import Fault
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table
@@ -79,11 +83,13 @@ def run(
       mesh=model.mesh,
       display=output.display,
   )
+  copies = _copies(c, row_source, tok, say)
   found, sets = evaluate(
       c,
       params,
       c.evaluate.prompts,
       "evaluating",
+      further={name: [*x.values()] for name, x in copies.items()},
       rewards=functools.cache(rewards),
       mesh=model.mesh,
       output=output,
@@ -95,7 +101,7 @@ def run(
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
   output.display.table(
       f"held-out scores of step {step} ({which}), with 95% intervals",
-      *set_table.as_text(values, sets),
+      *set_table.as_text(values, [x for x in sets if x.name not in copies]),
   )
   for x in sets:
     if line := set_table.by_difficulty(x, c.evaluate.mean_of):
@@ -113,6 +119,7 @@ def run(
           x, row_source.task.answer, mean_of=c.evaluate.mean_of
       )
   ]
+  values |= _robustness(copies, of_prompts, output.display)
   path = workdir / f"{paired.PREFIX}{name}.jsonl"
   values |= _compared(c, paired.values_of(of_prompts), path, output.display)
   for line in _warnings(c, which, values, row_source):
@@ -134,6 +141,67 @@ def run(
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def _copies(
+    c, row_source: RowSource, tok: Any, say: Callable[[str], None]
+) -> dict[str, dict[int, tasks.Row]]:
+  """The copies of evaluate.perturb: 'SET~NAME' -> index of a row -> its copy.
+
+  Says which rows have none, and why.
+  """
+  names = perturbations.parse(c.evaluate.perturb, c.task.name)
+  if not names:
+    return {}
+  sets = held_out.evaluation_sets(row_source, c.evaluate.prompts)
+  builder, examples = RowBuilder(c.data, c.rollout, tok), {}
+  if row_source.files is not None:
+    examples = held_out.examples(row_source, c.evaluate.prompts)
+  build = functools.partial(builder.build, use="evaluate")
+  made = perturbations.copies(names, sets, row_source.task, examples, build)
+  out = {}
+  for name, of_set in made.items():
+    out[name] = {n: x for n, x in of_set.items() if isinstance(x, tasks.Row)}
+    lost = [x for x in of_set.values() if isinstance(x, Fault)]
+    for reason, count in collections.Counter(x.reason for x in lost).items():
+      say(
+          f"warning: {name}: {count:,} of {len(of_set):,} prompts have no copy"
+          f" and are left out of the comparison: {reason}"
+      )
+  return {name: x for name, x in out.items() if x}
+
+
+def _robustness(
+    copies: dict[str, dict[int, tasks.Row]],
+    of_prompts: list[dict[str, Any]],
+    display: Display,
+) -> dict[str, float]:
+  """Metrics of copies minus originals, paired by prompt; shows them.
+
+  `of_prompts` are the lines of `accuracy.lines_of_prompts` of all sets.
+  """
+  by_set: dict[str, list[dict[str, Any]]] = {}
+  for line in of_prompts:
+    by_set.setdefault(line["set"], []).append(line)
+  found, out = {}, {}
+  for name, rows in copies.items():
+    of_set, _, kind = name.rpartition("~")
+    originals = [by_set[of_set][n] for n in rows]
+    own = [
+        line | dict(set=of_set, prompt=original["prompt"])
+        for line, original in zip(by_set[name], originals, strict=True)
+    ]
+    pairs = paired.values_of(own), paired.values_of(originals)
+    found[name] = paired.differences(*pairs)
+    for x in found[name]:
+      key = f"val-aux/{of_set}/{kind}_minus_original/{x.measure}/{x.name}"
+      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
+  if found:
+    head, rows = paired.table(found)
+    head = ["copies", *head[1:4], "originals", "copies", "difference"]
+    title = "robustness: perturbed copies, paired, with 95% intervals"
+    display.table(title, head, rows)
+  return out
 
 
 def _compared(
@@ -224,6 +292,7 @@ def evaluate(
     title: str,
     *,
     rewards: Callable[[], Rewards] | None = None,
+    further: Mapping[str, list[tasks.Row]] = types.MappingProxyType({}),
     purpose: str = "held out",
     mesh: jax.sharding.Mesh,
     output: Output,
@@ -246,6 +315,7 @@ def evaluate(
     rewards: gives the terms of the reward, which are scored on all responses
       and measure rows without a verifier; None: nothing is scored, and no
       response to such rows is correct.
+    further: sets besides the held-out ones of the run.
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
     mesh: the devices.
@@ -313,7 +383,7 @@ def evaluate(
           progress=progress,
           rewards=rewards,
       )
-      for name, rows in (sets | chooses).items()
+      for name, rows in {**sets, **further, **chooses}.items()
   ]
   chosen_by = set(chooses) or set(sets)
   return (
