@@ -7,12 +7,13 @@ import types
 
 import numpy as np
 import pytest
-from conftest import found_in_browser
+from conftest import data_of_page, found_in_browser
 
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import held_out, tokenizer
 from rl_reason.evaluation import accuracy, results, set_table, statistics
+from rl_reason.report import calibration, page
 from rl_reason.stages import evaluate, interim
 from rl_reason.stages.output import Output
 from rl_reason.tasks import Row, arithmetic
@@ -152,6 +153,46 @@ def test_calibration_error_by_hand():
   error = statistics.calibration_error(confidence_N, correct_N)
   assert error == pytest.approx(0.5 * 0.025 + 0.5 * 0.45)
   assert statistics.calibration_error(correct_N, correct_N) == 0
+
+
+def test_the_calibration_curve_by_hand(tmp_path):
+  """Bins of .5 and .55, of .9 and 1; the error is their weighted gap.
+
+  The report has the first and the last evaluation of each set.
+  """
+  confidence_N = np.array([0.5, 0.55, 0.9, 1.0])
+  correct_N = np.array([1.0, 0.0, 1.0, 1.0])
+  low, high = statistics.calibration_curve(confidence_N, correct_N)
+  half = statistics.share_interval(np.array([1.0, 0]))[1]
+  assert low == (2, 0.525, 0.5, pytest.approx(half))
+  assert high[:3] == (2, 0.95, 1)
+  error = statistics.calibration_error(confidence_N, correct_N)
+  gaps = [x.prompts / 4 * abs(x.accuracy - x.confidence) for x in (low, high)]
+  assert error == pytest.approx(sum(gaps))
+  # Responses: '4' has 2 of 4 votes and is right, '9' 3 of 4 and is wrong.
+  made = responses(
+      [[1, 1, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]],
+      [[0] * 5, [0] * 5, [1] * 4 + [0]],
+      [list("44564"), list("98998"), list("77777")],
+  )
+  answer = lambda text, row: text  # noqa: E731
+  bins = accuracy.calibration(made, answer)
+  assert [x[:3] for x in bins] == [(1, 0, 0), (1, 0.5, 1), (1, 0.75, 0)]
+  essays = made._replace(rewards_NG=made.correct_NG)
+  assert accuracy.calibration(essays, answer) == []
+  calibration.write(tmp_path, 0, {"sums": [low]})
+  calibration.write(tmp_path, 5, {"sums": [low]})
+  calibration.write(tmp_path, 40, {"sums": [low, high]})
+  data = page.data_of(tmp_path)
+  chart = data["charts"][-1]
+  first, last, diagonal = chart["series"]
+  assert [x["label"] for x in (first, last)] == ["step 0", "step 40"]
+  assert last["y"] == (0.5, 1) and last["counts"] == (2, 2)
+  assert data["axes"][last["axis"]]["step"] == (0.525, 0.95)
+  assert data["axes"][diagonal["axis"]]["step"] == diagonal["y"] == [0, 1]
+  shown = results.responses_page("a run", {}, [made], 2, answer)
+  rows = data_of_page(shown, "responses")["calibration"]["rows"]
+  assert [x["cells"][1][0] for x in rows] == ["0.0%", "50.0%", "75.0%"]
 
 
 # --- grading -----------------------------------------------------------------
@@ -382,7 +423,10 @@ def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
       collector=types.SimpleNamespace(rewards=None),
       counters=dict(tokens=0, flops=0.0),
   )
-  assert interim.run(c, evaluate, output, None, None, state) == 0.5
+  answer = lambda text, row: text  # noqa: E731
+  assert interim.run(c, evaluate, output, None, answer, None, state) == 0.5
+  [bins] = calibration.read(tmp_path)["0"].values()
+  assert sum(prompts for prompts, *_ in bins) == len(ROWS)
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
   assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
   assert "held-out prompts choose the best checkpoint" in said[2]

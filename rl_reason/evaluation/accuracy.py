@@ -19,7 +19,9 @@ from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
+    Bin,
     best_of_k,
+    calibration_curve,
     calibration_error,
     interval,
     majority_vote,
@@ -366,14 +368,7 @@ def _of_verdicts(
   """maj@k, pass@k and best-of-n, and the error of the majority's share."""
   correct_NG = responses.correct_NG[:, :-1]  # without the greedy one
   samples = correct_NG.shape[1]
-  answers_NG = [
-      [
-          "" if responses.truncated_NG[n, g] else answer(text, row)
-          for g, text in enumerate(responses.texts_NG[n][:-1])
-      ]
-      for n, row in enumerate(responses.rows)
-  ]
-  share_N, majority_N = majority_vote(answers_NG, correct_NG)
+  share_N, majority_N = _majority(responses, answer)
   values = {f"maj@{samples}": majority_N}
   ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
   for k in ks:
@@ -384,6 +379,32 @@ def _of_verdicts(
       values[f"bon@{k}:{label}"] = best_N
   error = calibration_error(share_N, majority_N)
   return values, {f"val-aux/{responses.name}/maj_calibration_error": error}
+
+
+def calibration(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> list[Bin]:
+  """Returns how often majority answers are correct, by their share of samples.
+
+  [] where nothing verifies the rows.
+  """
+  if responses.measure != "acc":
+    return []
+  return calibration_curve(*_majority(responses, answer))
+
+
+def _majority(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> tuple[np.ndarray, np.ndarray]:
+  """`majority_vote` of the samples; truncated ones do not vote."""
+  answers_NG = [
+      [
+          "" if responses.truncated_NG[n, g] else answer(text, row)
+          for g, text in enumerate(responses.texts_NG[n][:-1])
+      ]
+      for n, row in enumerate(responses.rows)
+  ]
+  return majority_vote(answers_NG, responses.correct_NG[:, :-1])
 
 
 class Level(NamedTuple):

@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -127,9 +128,44 @@ def calibration_error(
     correct_N: [N] in [0, 1].
     bins: number of bins of confidence, of equal width.
   """
-  bin_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+  bin_N = _bins(confidence_N, bins)
   gaps = [
       (bin_N == i).mean() * abs((correct_N - confidence_N)[bin_N == i].mean())
       for i in np.unique(bin_N)
   ]
   return float(sum(gaps))
+
+
+class Bin(NamedTuple):
+  """Predictions of similar confidence.
+
+  Attributes:
+    prompts: number of predictions.
+    confidence: their mean confidence.
+    accuracy, half: share of correct ones, and half of its 95% interval.
+  """
+
+  prompts: int
+  confidence: float
+  accuracy: float
+  half: float
+
+
+def calibration_curve(
+    confidence_N: np.ndarray, correct_N: np.ndarray, *, bins: int = 10
+) -> list[Bin]:
+  """Returns the bins of `calibration_error` that are not empty, in order."""
+  bin_N = _bins(confidence_N, bins)
+  return [
+      Bin(
+          int((bin_N == i).sum()),
+          float(confidence_N[bin_N == i].mean()),
+          *share_interval(correct_N[bin_N == i]),
+      )
+      for i in np.unique(bin_N)
+  ]
+
+
+def _bins(confidence_N: np.ndarray, bins: int) -> np.ndarray:
+  """The bin of each confidence, [N]; a confidence of 1 is in the last one."""
+  return np.minimum((confidence_N * bins).astype(int), bins - 1)

@@ -137,7 +137,9 @@ def run(
     say(f"in the layout of lm-evaluation-harness: {path}")
     path = workdir / f"responses-{name}.html"
     title = f"{workdir.absolute().name}, step {step}{name.removeprefix(which)}"
-    page_text = results.responses_page(title, values, sets, c.evaluate.mean_of)
+    page_text = results.responses_page(
+        title, values, sets, c.evaluate.mean_of, row_source.task.answer
+    )
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
