@@ -325,6 +325,31 @@ def test_validation_rows_of_files(make, tmp_path):
   assert held_out.validation_sets(few, 3, 3) == {}
 
 
+def test_a_held_out_prompt_that_is_too_long_is_an_error_or_in_the_name(
+    make, tmp_path
+):
+  """Also where the data are prepared already; training rows are dropped."""
+  c = make(
+      [("z?", "1"), ("y" * 500, "1")], [*FIVE, ("x" * 450, "1"), ("", "3")]
+  )
+  words = (
+      r"data.evaluate: 1 of 7 prompts of .*evaluate.jsonl are longer than"
+      r" rollout.max_prompt = 400.*max_prompt to 450.*'drop', which .*_1_long"
+  )
+  for _ in range(2):
+    with pytest.raises(DataError, match=words):
+      run(c, tmp_path)
+  c.evaluate.long_prompts = "drop"
+  source = of_files(run(c, tmp_path))
+  [(name, found)] = held_out.evaluation_sets(source, 9).items()
+  assert name == "evaluate_without_1_long" and len(found) == 5
+  assert list(held_out.dropped(source)) == [name]
+  c.rollout.max_prompt, c.evaluate.long_prompts = 450, "error"
+  source = of_files(run(c, tmp_path))
+  [(name, found)] = held_out.evaluation_sets(source, 9).items()
+  assert name == "evaluate" and len(found) == 6
+
+
 def test_rows_that_are_left_out_are_listed(make, tmp_path):
   """Beside the prepared data, each with its reason; results list them, too."""
   c = make((), [*FIVE, ("", "3"), ("Eight?", "eight")])

@@ -98,6 +98,7 @@ FREE = (
     "content.",  # of content.record
     "evaluate.against",
     "evaluate.perturb",
+    "evaluate.long_prompts",
 )
 # Problems and lengths that an evaluation may have other than the run.
 ELSEWHERE = (

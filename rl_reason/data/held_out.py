@@ -8,13 +8,15 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.data import datasets, pipelines
+from rl_reason.data import datasets, pipelines, preparation_report
 
 
 def evaluation_sets(
     rows: pipelines.RowSource, count: int
 ) -> dict[str, list[tasks.Row]]:
   """Evaluation rows by the name of their set, the main one first.
+
+  A set of files whose longest prompts were dropped says so in its name.
 
   At most `count` of each set, in a random but fixed order, so that the first n
   rows are a random sample.
@@ -75,9 +77,15 @@ def _chosen(
   """The prepared sets by name, and the indices of `count` rows of each."""
   sets: dict[str, tuple[pipelines.Prepared, list[int]]] = {}
   assert rows.files is not None
-  for part in pipelines.prepared(rows.files, use)[0]:
+  report = json.loads((rows.files / "data.json").read_text())["sources"]
+  tallies = [x for x in report if x["use"] == use]
+  parts, _ = pipelines.prepared(rows.files, use)
+  for part, tally in zip(parts, tallies, strict=True):
     order = np.random.default_rng(20261121).permutation(len(part))
     name = pathlib.Path(part[order[0]].source).name.partition(".")[0]
+    if use == "evaluate":  # the name of a metric says which set it is of
+      missing, _ = preparation_report.long_prompts(tally)
+      name = preparation_report.without(name, missing)
     name = name if name not in sets else f"{name}-{len(sets)}"
     sets[name] = part, order[:count].tolist()
   return sets
