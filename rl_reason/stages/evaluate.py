@@ -199,10 +199,10 @@ def _robustness(
       key = f"val-aux/{of_set}/{kind}_minus_original/{x.measure}/{x.name}"
       out |= {key: x.new - x.old, f"{key}/ci95": x.half}
   if found:
-    head, rows = paired.table(found)
+    head, cells = paired.table(found)
     head = ["copies", *head[1:4], "originals", "copies", "difference"]
     title = "robustness: perturbed copies, paired, with 95% intervals"
-    display.table(title, head, rows)
+    display.table(title, head, cells)
   return out
 
 

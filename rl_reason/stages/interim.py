@@ -138,11 +138,13 @@ def run(
     if of_set.chooses:
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
-    found = scores_lib.by_set(values)[of_set.name]
-    terms = {k: x for k, x in found.items() if k.startswith(scores_lib.REWARD)}
+    terms = [
+        f"{k.removeprefix(scores_lib.REWARD)} {x.text()}"
+        for k, x in scores_lib.by_set(values)[of_set.name].items()
+        if k.startswith(scores_lib.REWARD)
+    ]
     if terms:
-      shown = (f"{k.split(' ', 1)[1]} {x.text()}" for k, x in terms.items())
-      say(f"{kind} mean of reward functions{suffix}: {', '.join(shown)}")
+      say(f"{kind} mean of reward functions{suffix}: {', '.join(terms)}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:
     say(
