@@ -77,8 +77,7 @@ def test_pairs_are_of_equal_prompts():
   lines = paired.unpaired("run/sft", [first, essay], values[0])
   assert lines[0].startswith("other: no prompt and score in common with run/s")
   assert lines[1].startswith("sums: 2 prompts are not in both")
-  head, rows = paired.table({"sft": [first, essay]})
-  assert len(head) == len(rows[0])
+  rows = paired.table({"sft": [first, essay]})
   assert rows[0][:6] == ["sft", "sums", "greedy", "2", "50.0%", "50.0%"]
   assert rows[0][6] == f"+0.0 +- {100 * first.half:.1f}"
   assert rows[1][-1] == "+1.5 +- 0"
@@ -119,18 +118,26 @@ def test_evaluations_are_compared_on_the_screen_and_on_the_page(tmp_path):
       say=said.append, table=lambda *x: tables.append(x)
   )
   new = paired.read(own / "prompts-newest.jsonl")
-  values = evaluate._compared(c, new, own / "prompts-newest.jsonl", display)
+  others = {x: paired.read(x) for x in (sft, other / "prompts-newest.jsonl")}
+  assert run_directory.evaluations(c.evaluate.against) == [*others]
+  place = own / "prompts-newest.jsonl"
+  values = evaluate._compared(others, new, place, display)
   name = "val-aux/sums/minus_two:newest/acc/greedy"
   assert values[name] == 1 and 0 < values[f"{name}/ci95"] < 1
   assert len(values) == 4 and all("1 prompts are not in" in x for x in said)
-  [(_, _, rows)] = tables
+  [(_, head, rows)] = tables
+  assert len(head) == len(rows[0])
   labels = ["one/sft,task.difficulties=7+8", "two/newest"]
   assert [row[0] for row in rows] == labels
   c.evaluate.against = f"{sft},nowhere.jsonl"
   with pytest.raises(errors.ConfigError, match="no file nowhere.jsonl; --sta"):
     run_directory.evaluations(c.evaluate.against)
+  (tmp_path / "samples.jsonl").write_text('{"stage": "rl", "prompt": "1"}\n')
+  with pytest.raises(errors.RunError, match="samples.jsonl: is no prompts-WH"):
+    paired.read(tmp_path / "samples.jsonl")
   path = compare.write([own, other])
   page = data_of_page(path.read_text(encoding="utf-8"), "compare")
+  assert len(page["paired"][0]) == len(page["paired"][1])
   assert page["paired"][1][:6] == [
       *("two/newest", "sums", "greedy", "3", "100.0%", "0.0%")
   ]

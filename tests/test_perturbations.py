@@ -143,6 +143,7 @@ def test_the_drop_is_paired_by_prompt():
   half = paired.interval(np.array([-1.0, 0]), share=True)[1]
   assert values[f"{name}/greedy/ci95"] == pytest.approx(half)
   [(_, head, rows)] = tables
-  row = dict(zip(head[2:], rows[1][2:], strict=True))
-  assert row["score"] == "greedy" and row["prompts"] == "2"
-  assert rows[1][4:6] == ["100.0%", "50.0%"]
+  row = dict(zip(head, rows[1], strict=True))
+  assert row[""] == "sums~numbers" and row["score"] == "greedy"
+  assert (row["originals"], row["copies"]) == ("100.0%", "50.0%")
+  assert row["prompts"] == "2"

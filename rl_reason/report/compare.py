@@ -42,7 +42,8 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       if any(any(v.get(x) or ()) for k, v in axes.items() if k[:2] == "rl")
   ]
   warnings = [scores_lib.warnings(x) for x in lines]
-  head, rows = paired.table(paired.of_runs(workdirs), " ± ")
+  pairs = paired.table(paired.of_runs(workdirs), " ± ")
+  head = ["", "set", "score", "prompts", "first run", "this run", "difference"]
   return dict(
       title=", ".join(names),
       notes=[
@@ -52,7 +53,7 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       ],
       runs=names,
       scores=_table(names, lines),
-      paired=[head, *rows] if rows else [],
+      paired=[head, *pairs] if pairs else [],
       x=known or ["step"],
       axes=axes,
       charts=charts,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_reason.base import json_files
+from rl_reason.base.errors import RunError
 from rl_reason.report import scores
 from rl_reason.report.scores import Score
 
@@ -77,9 +78,16 @@ def read(path: pathlib.Path) -> Values:
   """Reads what `write` has written; equal prompts of a set are numbered.
 
   Raises:
-    RunError: a line is damaged.
+    RunError: a line is damaged, or of another kind of file.
   """
-  return values_of(json_files.read_jsonl(path))
+  lines = json_files.read_jsonl(path)
+  keys = {"set", "measure", "prompt", "scores"}
+  if any(keys - line.keys() for line in lines):
+    raise RunError(
+        f"{path}: is no {PREFIX}WHICH.jsonl of --stage=evaluate, whose lines"
+        " have the scores of a prompt"
+    )
+  return values_of(lines)
 
 
 def values_of(lines: Iterable[Mapping[str, Any]]) -> Values:
@@ -122,10 +130,12 @@ def differences(new: Values, old: Values) -> list[Difference]:
 
 def table(
     found: Mapping[str, Sequence[Difference]], plus_minus: str = " +- "
-) -> tuple[list[str], list[list[str]]]:
-  """Head and rows of one table: a row for each score of each comparison.
+) -> list[list[str]]:
+  """The rows of one table: a row for each score of each comparison.
 
-  `found` has the differences by the name of the evaluation that is subtracted.
+  `found` has the differences by the name of the comparison. The columns are
+  this name, the set, the score, the number of prompts, the mean that is
+  subtracted, the mean from which it is subtracted, and the difference.
   """
   rows = []
   for label, of_label in found.items():
@@ -142,8 +152,7 @@ def table(
             [label, of_set, x.name, f"{x.prompts:,}", old.text(), new.text()]
             + [f"{change}{plus_minus}{half}"]
         )
-  head = ["compared with", "set", "score", "prompts", "there", "here"]
-  return [*head, "difference"], rows
+  return rows
 
 
 def unpaired(label: str, found: Sequence[Difference], new: Values) -> list[str]:

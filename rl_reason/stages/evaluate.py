@@ -69,9 +69,12 @@ def run(
   `which` is as in `trained.policy`; `parts` describes the keywords.
 
   Raises:
-    RunError: there is no such checkpoint.
+    RunError: there is no such checkpoint, or evaluate.against names a file that
+      no evaluation has written.
   """
   workdir, say = output.workdir, output.display.say
+  against = run_directory.evaluations(c.evaluate.against)
+  others = {x: paired.read(x) for x in against}  # before it takes long
   params, _, step, about = trained.policy(c, which, model=model, output=output)
   say(f"evaluating {about}")
   rewards = functools.partial(
@@ -121,7 +124,8 @@ def run(
   ]
   values |= _robustness(copies, of_prompts, output.display)
   path = workdir / f"{paired.PREFIX}{name}.jsonl"
-  values |= _compared(c, paired.values_of(of_prompts), path, output.display)
+  new = paired.values_of(of_prompts)
+  values |= _compared(others, new, path, output.display)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
@@ -199,24 +203,27 @@ def _robustness(
       key = f"val-aux/{of_set}/{kind}_minus_original/{x.measure}/{x.name}"
       out |= {key: x.new - x.old, f"{key}/ci95": x.half}
   if found:
-    head, cells = paired.table(found)
-    head = ["copies", *head[1:4], "originals", "copies", "difference"]
-    title = "robustness: perturbed copies, paired, with 95% intervals"
-    display.table(title, head, cells)
+    display.table(
+        "robustness: perturbed copies, paired, with 95% intervals",
+        ["", "score", "prompts", "originals", "copies", "difference"],
+        [[name, *cells] for name, _, *cells in paired.table(found)],
+    )
   return out
 
 
 def _compared(
-    c, new: paired.Values, path: pathlib.Path, display: Display
+    others: Mapping[pathlib.Path, paired.Values],
+    new: paired.Values,
+    path: pathlib.Path,
+    display: Display,
 ) -> dict[str, float]:
   """Metrics of the differences to the evaluations of evaluate.against.
 
   `path` is the file that this evaluation is about to write.
   """
-  others = run_directory.evaluations(c.evaluate.against)
   found, out = {}, {}
-  for label, other in paired.labels(others, path).items():
-    found[label] = paired.differences(new, paired.read(other))
+  for label, other in paired.labels([*others], path).items():
+    found[label] = paired.differences(new, others[other])
     for line in paired.unpaired(label, found[label], new):
       display.say(f"warning: {line}")
     for x in found[label]:
@@ -226,7 +233,11 @@ def _compared(
   if any(found.values()):
     display.table(
         "differences on the same prompts, paired, with 95% intervals",
-        *paired.table(found),
+        [
+            *("compared with", "set", "score", "prompts"),
+            *("there", "here", "difference"),
+        ],
+        paired.table(found),
     )
   return out
 
