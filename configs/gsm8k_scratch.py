@@ -33,5 +33,6 @@ def get_config():
   c.updates.minibatches = 4
   c.rl.steps = 8
   c.evaluate.prompts = c.evaluate.interim_prompts = 256
+  c.evaluate.long_prompts = "drop"
   c.evaluate.samples, c.evaluate.mean_of, c.evaluate.batch = 4, 4, 64
   return c

@@ -91,7 +91,17 @@ def add(c) -> None:
       schedule=choice("cosine", "constant", "linear"),
       mixture="",  # as sft.mixture
   )
-  extend("evaluate", **FILTERS)
+  extend(
+      "evaluate",
+      **FILTERS,
+      # Held-out prompts of files beyond rollout.max_prompt; drop: the name of
+      # the set says how many are missing.
+      long_prompts=choice("error", "drop"),
+      # --stage=evaluate: copies with a paraphrase, distractor, other numbers
+      perturb="",
+      # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
+      against=path(),
+  )
   extend(
       "dynamic_sampling",
       surplus=choice(  # groups beyond the batch

@@ -114,8 +114,18 @@ def test_export_and_serving_call_no_code_of_the_run(place):
 
 def test_an_evaluation_of_verified_rows_needs_no_reward(place):
   save(place.run, reward__functions="gone:score*1", advantage__name="gone:f")
-  c, notes = read(place.run, "evaluate")
-  assert c.reward.functions == "" and not notes
+  c, [note] = read(place.run, "evaluate")
+  assert c.reward.functions == "" and "gone:score (there is no mod" in note
+  assert "accuracy does not depend on it" in note and "\n" not in note
+  # Those that are there are scored, and so are others than those of the run.
+  save(place.run, reward__functions="my_code:short*1,gone:score*1")
+  c, [note] = read(place.run, "evaluate")
+  assert c.reward.functions == "my_code:short*1"
+  given = dict(reward__functions="my_code:short(scale=2.0)*0,length*-1")
+  c, notes = read(place.run, "evaluate", **given)
+  assert c.reward.functions == given["reward__functions"] and not notes
+  with pytest.raises(errors.ConfigError, match="reward.functions = 'lenth'"):
+    read(place.run, "evaluate", reward__functions="lenth")
 
 
 ROWS = dict(
@@ -162,7 +172,20 @@ def test_what_may_be_set_without_the_config(place):
       "task.difficulties": [7, 8],
       "rollout.max_tokens": 80,
   }
+  other = dict(
+      task__name="files",
+      data__evaluate="rows.jsonl",
+      data__columns="question=question",
+      data__template="dapo",
+  )
+  c, _ = read(place.run, "evaluate", **other)
+  assert c.data.evaluate == "rows.jsonl" and c.data.template == "dapo"
+  assert evaluate.elsewhere(c, place.run) == {"task.name": "files"}
   for stage, given, words in (
+      ("evaluate", other | dict(data__template="dpo"), "data.template = 'dpo'"),
+      ("evaluate", other | dict(data__kind="my_code:no"), "data.kind = .*no"),
+      ("evaluate", dict(evaluate__against="x"), "against = 'x': .* no file x"),
+      ("evaluate", dict(task__name="chain"), "5, 6 are none of chain's"),
       ("evaluate", dict(rl__steps="3"), "rl.steps: --config is missing"),
       (
           "export",
@@ -175,7 +198,7 @@ def test_what_may_be_set_without_the_config(place):
           dict(task__difficulties="(1, 8)"),
           "task.difficulties = .*: 1 is none of arithmetic's",
       ),
-      ("evaluate", dict(rollout__temperature="2"), "takes evaluate., data.ev"),
+      ("evaluate", dict(rollout__temperature="2"), "takes evaluate., mesh."),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
       ("evaluate", dict(data__template="published"), "goes with task.name"),

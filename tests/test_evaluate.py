@@ -7,12 +7,13 @@ import types
 
 import numpy as np
 import pytest
-from conftest import found_in_browser
+from conftest import data_of_page, found_in_browser
 
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import held_out, tokenizer
 from rl_reason.evaluation import accuracy, results, set_table, statistics
+from rl_reason.report import calibration, page
 from rl_reason.stages import evaluate, interim
 from rl_reason.stages.output import Output
 from rl_reason.tasks import Row, arithmetic
@@ -92,6 +93,41 @@ def test_pass_at_k_of_many_samples():
   np.testing.assert_allclose(statistics.pass_at_k(correct_NG, 1000), 0.5)
 
 
+def test_best_of_k_by_hand():
+  """Scores 1 2 2, correct 0 1 0: the pairs 1,2 | 1,2' | 2,2'.
+
+  Their best is correct, incorrect, and correct half of the time: 1.5 / 3. Of
+  one sample it is the mean, and of all three one of the two best.
+  """
+  correct_NG, score_NG = np.array([[0, 1, 0]]), np.array([[1.0, 2.0, 2.0]])
+  for k, wanted in ((1, 1 / 3), (2, 1 / 2), (3, 1 / 2)):
+    found = statistics.best_of_k(correct_NG, score_NG, k)
+    np.testing.assert_allclose(found, [wanted])
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 6])
+def test_best_of_k_is_the_mean_over_subsets(k):
+  """With few different scores, so that many are equal; NaN is the lowest."""
+  rng = np.random.default_rng(0)
+  correct_NG = rng.integers(0, 2, (7, 6))
+  score_NG = rng.choice([0.1, 0.5, 0.7, np.nan], (7, 6))
+  wanted_N = []
+  for correct_G, score_G in zip(correct_NG, score_NG, strict=True):
+    known_G, means = np.nan_to_num(score_G, nan=-9), []
+    for subset in map(list, itertools.combinations(range(6), k)):
+      best = known_G[subset] == known_G[subset].max()
+      means.append(correct_G[subset][best].mean())
+    wanted_N.append(np.mean(means))
+  found_N = statistics.best_of_k(correct_NG, score_NG, k)
+  np.testing.assert_allclose(found_N, wanted_N)
+  # A score that is the verdict finds what pass@k finds; a constant one nothing.
+  passed_N = statistics.pass_at_k(correct_NG, k)
+  found_N = statistics.best_of_k(correct_NG, correct_NG, k)
+  np.testing.assert_allclose(found_N, passed_N)
+  found_N = statistics.best_of_k(correct_NG, 0 * correct_NG, k)
+  np.testing.assert_allclose(found_N, correct_NG.mean(1))
+
+
 def test_majority_vote_by_hand():
   """First: 7 wins two to one. Second: 3 and 4 tie, and 3 came first.
 
@@ -117,6 +153,46 @@ def test_calibration_error_by_hand():
   error = statistics.calibration_error(confidence_N, correct_N)
   assert error == pytest.approx(0.5 * 0.025 + 0.5 * 0.45)
   assert statistics.calibration_error(correct_N, correct_N) == 0
+
+
+def test_the_calibration_curve_by_hand(tmp_path):
+  """Bins of .5 and .55, of .9 and 1; the error is their weighted gap.
+
+  The report has the first and the last evaluation of each set.
+  """
+  confidence_N = np.array([0.5, 0.55, 0.9, 1.0])
+  correct_N = np.array([1.0, 0.0, 1.0, 1.0])
+  low, high = statistics.calibration_curve(confidence_N, correct_N)
+  half = statistics.share_interval(np.array([1.0, 0]))[1]
+  assert low == (2, 0.525, 0.5, pytest.approx(half))
+  assert high[:3] == (2, 0.95, 1)
+  error = statistics.calibration_error(confidence_N, correct_N)
+  gaps = [x.prompts / 4 * abs(x.accuracy - x.confidence) for x in (low, high)]
+  assert error == pytest.approx(sum(gaps))
+  # Responses: '4' has 2 of 4 votes and is right, '9' 3 of 4 and is wrong.
+  made = responses(
+      [[1, 1, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]],
+      [[0] * 5, [0] * 5, [1] * 4 + [0]],
+      [list("44564"), list("98998"), list("77777")],
+  )
+  answer = lambda text, row: text  # noqa: E731
+  bins = accuracy.calibration(made, answer)
+  assert [x[:3] for x in bins] == [(1, 0, 0), (1, 0.5, 1), (1, 0.75, 0)]
+  essays = made._replace(rewards_NG=made.correct_NG)
+  assert accuracy.calibration(essays, answer) == []
+  calibration.write(tmp_path, 0, {"sums": [low]})
+  calibration.write(tmp_path, 5, {"sums": [low]})
+  calibration.write(tmp_path, 40, {"sums": [low, high]})
+  data = page.data_of(tmp_path)
+  chart = data["charts"][-1]
+  first, last, diagonal = chart["series"]
+  assert [x["label"] for x in (first, last)] == ["step 0", "step 40"]
+  assert last["y"] == (0.5, 1) and last["counts"] == (2, 2)
+  assert data["axes"][last["axis"]]["step"] == (0.525, 0.95)
+  assert data["axes"][diagonal["axis"]]["step"] == diagonal["y"] == [0, 1]
+  shown = results.responses_page("a run", {}, [made], 2, answer)
+  rows = data_of_page(shown, "responses")["calibration"]["rows"]
+  assert [x["cells"][1][0] for x in rows] == ["0.0%", "50.0%", "75.0%"]
 
 
 # --- grading -----------------------------------------------------------------
@@ -340,8 +416,10 @@ def test_more_samples_of_the_same_prompts_are_no_more_prompts():
   assert cells == [f"50.0% +- {100 * half:.1f}"] * 2
 
 
-def test_an_evaluation_says_its_failures(tmp_path):
-  sets, said = [two_samples()], []
+def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
+  """Scores 0 and 1, 2 and 3, 4 and 5: the means are 0.5, 2.5 and 4.5."""
+  judged = dict(judge=np.array([[0, 1, 9], [2, 3, 9], [4, 5, 9]]))
+  sets, said = [two_samples()._replace(terms_NG=judged)], []
   found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
@@ -362,10 +440,14 @@ def test_an_evaluation_says_its_failures(tmp_path):
       collector=types.SimpleNamespace(rewards=None),
       counters=dict(tokens=0, flops=0.0),
   )
-  assert interim.run(c, evaluate, output, None, None, state) == 0.5
+  answer = lambda text, row: text  # noqa: E731
+  assert interim.run(c, evaluate, output, None, answer, None, state) == 0.5
+  [bins] = calibration.read(tmp_path)["0"].values()
+  assert sum(prompts for prompts, *_ in bins) == len(ROWS)
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
-  assert "held-out prompts choose the best checkpoint" in said[1]
-  assert "failed 2 times in this evaluation" in said[2]
+  assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
+  assert "held-out prompts choose the best checkpoint" in said[2]
+  assert "failed 2 times in this evaluation" in said[3]
 
 
 def test_a_score_on_prompts_that_chose_is_said():

@@ -109,6 +109,7 @@ def printed(tmp_path, monkeypatch):
     fields = config.flat(config.with_defaults(config_files.read(path)))
     saved = tmp_path / "runs" / name / "config.json"
     saved.write_text(json.dumps(fields))
+  (tmp_path / "runs" / "dapo" / "prompts-sft.jsonl").touch()
   monkeypatch.chdir(tmp_path)
   _, given = command_line._split_fields(sft_page.commands()[0])
   fields = config.flat(checked.checked("configs/sft.py", given)[0])

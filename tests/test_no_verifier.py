@@ -14,7 +14,7 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.evaluation import accuracy, results
+from rl_reason.evaluation import accuracy, results, set_table
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
 from rl_reason.stages import build_step
@@ -181,6 +181,59 @@ def test_rows_with_a_verifier_are_measured_by_verdicts():
   row = Row("1+1", "2")
   responses = responses_to([row, row, row], "length*-1")
   assert responses.rewards_NG is None and responses.measure == "acc"
+
+
+def test_terms_of_the_reward_are_scored_on_rows_with_a_verifier(tmp_path):
+  """Lengths 2, 4 | 2, 2 | 2, 2 of 8; a term of weight 0 is only measured.
+
+  Scores have no weight. Greedy responses, the second ones, do not count.
+  """
+  rules = '[{"name": "sum", "weight": 1, "require": "[+]"}]'
+  (tmp_path / "rules.json").write_text(rules)
+  rows = [Row(f"{n}+1", "2") for n in (1, 2)]
+  terms = f"length*-5..-1,{tmp_path / 'rules.json'}*0"
+  responses = responses_to(rows, terms)
+  assert responses.rewards_NG is None
+  lengths_NG, rules_NG = responses.terms_NG.values()
+  np.testing.assert_allclose(lengths_NG, [[0.25, 0.5], [0.25, 0.25]])
+  assert rules_NG.tolist() == [[0, 1], [0, 0]]
+  values = accuracy.summarize_sets(
+      [responses], (), lambda text, row: "", mean_of=1, score_of=8
+  )
+  assert values["val-aux/free/reward/length/mean"] == 0.25
+  assert values["val-aux/free/reward/length/mean/ci95"] == 0
+  assert values["val-aux/free/reward/rules/mean"] == 0
+  [line, _] = accuracy.lines_of_prompts(
+      responses, lambda text, row: "", mean_of=1
+  )
+  assert line["scores"]["reward rules"] == 0
+  head, table = set_table.as_text(values, [responses])
+  table = {name: cells for name, *cells in table}
+  assert table["reward length"][0] == "0.25 +- 0"
+  assert "without its weight" in table["reward length"][1]
+
+
+def test_scores_that_failed_are_not_in_the_mean():
+  """One of two samples, then both: the second prompt has no mean."""
+  scores_NG = np.array([[np.nan, 3, 9], [np.nan, np.inf, 9]])
+  responses = responses_to([Row("1+1", "2")] * 2, "length*-1")
+  responses = responses._replace(
+      terms_NG={"judge": scores_NG},
+      correct_NG=np.array([[0, 1, 0], [1, 0, 0]]),
+      truncated_NG=np.zeros((2, 3)),
+      lengths_NG=np.ones((2, 3)),
+      texts_NG=[["1"] * 3] * 2,
+  )
+  values = accuracy.summarize(responses, lambda text, row: text, mean_of=2)
+  assert values["val-aux/free/reward/judge/mean"] == 3
+  # A sample without a score is chosen only if no other one has a score.
+  assert values["val-core/free/acc/bon@2:judge"] == (1 + 1 / 2) / 2
+
+
+def test_terms_with_the_same_short_name_have_long_ones():
+  terms = reward_terms.terms("a/judge.json*1,b/judge.json*1,a/judge.json*2")
+  found = Rewards(terms, None, {}).labels
+  assert found == ["judge", "b:judge.json", "judge"]
 
 
 def test_the_summary_and_the_alerts_without_a_verifier(tmp_path):

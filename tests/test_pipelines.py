@@ -5,6 +5,7 @@
 import collections
 
 import pytest
+import tiny_data
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
     make,
@@ -19,7 +20,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason import tasks
 from rl_reason.data import held_out, pipelines
 from rl_reason.data.datasets import DataError
-from rl_reason.stages import demonstrations
+from rl_reason.stages import demonstrations, evaluate
 from rl_reason.tasks import arithmetic
 
 LEVELS = (2, 3, 4)
@@ -264,6 +265,32 @@ def test_nothing_to_imitate(place):
     demonstrations.batches(of_files(place), "sft", 2, {})
 
 
+def test_copies_of_rows_of_files_have_their_template(make, tmp_path):
+  """The rows of `evaluation_sets`, in its order, with the limit of a prompt."""
+  c = make((), FIVE, template="dapo")
+  c.evaluate.perturb = "paraphrase,distractor"
+  source, said = of_files(run(c, tmp_path)), []
+  tok = tiny_data.byte_tokenizer()
+  found = evaluate._copies(c, source, tok, said.append)
+  [rows] = held_out.evaluation_sets(source, 9).values()
+  assert list(found) == ["evaluate~paraphrase", "evaluate~distractor"]
+  for name, copies in found.items():
+    for n, row in enumerate(rows):
+      asked = row.prompt.split("\n\n")[1]
+      assert asked in copies[n].prompt and "Answer:" in copies[n].prompt
+      assert copies[n].answer == row.answer and copies[n].kind == row.kind
+      extra = len(copies[n].prompt) - len(row.prompt)
+      assert extra > 10, name
+  assert not said
+  # Characters are tokens: the paraphrases still fit, the sentences do not.
+  c.rollout.max_prompt = 32 + max(len(row.prompt) for row in rows)
+  found = evaluate._copies(c, source, tok, said.append)
+  assert list(found) == ["evaluate~paraphrase"]
+  [line] = said
+  assert line.startswith("warning: evaluate~distractor: 5 of 5 prompts have no")
+  assert "longer than rollout.max_prompt" in line
+
+
 def test_evaluation_sets_are_fair_samples(make, tmp_path):
   """By name, in a random but fixed order; equal names are told apart."""
   (tmp_path / "b").mkdir()
@@ -296,6 +323,31 @@ def test_validation_rows_of_files(make, tmp_path):
   c.evaluate.validation = True
   few = of_files(run(c, tmp_path / "few"))
   assert held_out.validation_sets(few, 3, 3) == {}
+
+
+def test_a_held_out_prompt_that_is_too_long_is_an_error_or_in_the_name(
+    make, tmp_path
+):
+  """Also where the data are prepared already; training rows are dropped."""
+  c = make(
+      [("z?", "1"), ("y" * 500, "1")], [*FIVE, ("x" * 450, "1"), ("", "3")]
+  )
+  words = (
+      r"data.evaluate: 1 of 7 prompts of .*evaluate.jsonl are longer than"
+      r" rollout.max_prompt = 400.*max_prompt to 450.*'drop', which .*_1_long"
+  )
+  for _ in range(2):
+    with pytest.raises(DataError, match=words):
+      run(c, tmp_path)
+  c.evaluate.long_prompts = "drop"
+  source = of_files(run(c, tmp_path))
+  [(name, found)] = held_out.evaluation_sets(source, 9).items()
+  assert name == "evaluate_without_1_long" and len(found) == 5
+  assert list(held_out.dropped(source)) == [name]
+  c.rollout.max_prompt, c.evaluate.long_prompts = 450, "error"
+  source = of_files(run(c, tmp_path))
+  [(name, found)] = held_out.evaluation_sets(source, 9).items()
+  assert name == "evaluate" and len(found) == 6
 
 
 def test_rows_that_are_left_out_are_listed(make, tmp_path):

@@ -347,6 +347,7 @@ def test_evaluation_rows_that_cannot_be_used_are_guarded_too(make, tmp_path):
           ("so?", "1"),
       ],
   )
+  c.evaluate.long_prompts = "drop"
   place = run(c, tmp_path)
   assert [row.prompt for row in rows(place)] == ["fine?"]
   assert report(place, 0)["dropped"] == {LONG: 1}

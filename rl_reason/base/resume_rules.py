@@ -96,11 +96,14 @@ FREE = (
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of content.record
+    "evaluate.against",
+    "evaluate.perturb",
+    "evaluate.long_prompts",
 )
-# Problems, lengths and weights that an evaluation may have other than the run.
+# What an evaluation may have other than the run: problems, lengths, weights.
 ELSEWHERE = (
-    *("task.difficulties", "rollout.max_prompt", "rollout.max_tokens"),
-    "export.precision",
+    *("task.name", "task.difficulties"),
+    *("rollout.max_prompt", "rollout.max_tokens", "export.precision"),
 )
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")

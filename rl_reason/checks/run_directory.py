@@ -75,14 +75,33 @@ def several(text: str) -> list[pathlib.Path]:
   Raises:
     ConfigError: one of them holds no run.
   """
-  words, out = text.split(","), []
+  fault = "--workdir = {}: holds no run (metrics.jsonl is missing)"
+  return _paths(text, lambda x: (x / "metrics.jsonl").exists(), fault)
+
+
+def evaluations(text: str) -> list[pathlib.Path]:
+  """The files of evaluate.against, 'a,b,c'; a name may contain commas.
+
+  Raises:
+    ConfigError: one of them is no file.
+  """
+  fault = (
+      "evaluate.against: there is no file {}; --stage=evaluate writes"
+      " prompts-WHICH.jsonl into a work directory"
+  )
+  return _paths(text, pathlib.Path.is_file, fault)
+
+
+def _paths(
+    text: str, good: Callable[[pathlib.Path], bool], fault: str
+) -> list[pathlib.Path]:
+  """Splits a text at commas into paths that are good."""
+  words, out = text.split(",") if text else [], []
   while words:
     joined = [",".join(words[:n]) for n in range(len(words), 0, -1)]
-    holds = [x for x in joined if (pathlib.Path(x) / "metrics.jsonl").exists()]
+    holds = [x for x in joined if good(pathlib.Path(x))]
     if not holds:
-      raise errors.ConfigError(
-          f"--workdir = {words[0]}: holds no run (metrics.jsonl is missing)"
-      )
+      raise errors.ConfigError(fault.format(words[0]))
     out.append(pathlib.Path(holds[0]))
     words = words[holds[0].count(",") + 1 :]
   return out
@@ -95,7 +114,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     workdir: as given.
     config: of the run that is about to begin or to resume.
     evaluates: the run is only evaluated, on other sets, difficulties or
-      lengths, or with other sampling.
+      lengths, with other sampling, or with other reward functions.
 
   Raises:
     ConfigError: it holds a run of another config.
@@ -113,7 +132,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
       new[f"content.{name}"] = content(config, name)
   differ = resume_rules.differences(old, new)
   if evaluates:
-    free = "data.", "evaluate.", *resume_rules.ELSEWHERE
+    free = "data.", "evaluate.", "reward.functions", *resume_rules.ELSEWHERE
     differ = [x for x in differ if not x.startswith(free)]
   if differ:
     raise errors.ConfigError(

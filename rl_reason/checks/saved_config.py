@@ -1,8 +1,8 @@
 """The config of a work directory, for commands without --config.
 
 Export and serving call none of the code that a config names. An evaluation
-calls the task, the environment and the verifier and, for rows that nothing
-verifies, the terms of the reward. A replay calls all code of a training step.
+calls the task, the environment, the verifier and the terms of the reward. A
+replay calls all code of a training step.
 """
 
 import pathlib
@@ -25,19 +25,23 @@ from rl_reason.checks import (
     replay_rules,
     rules,
     run_directory,
+    text_rules,
 )
-from rl_reason.data import datasets, templates
+from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
 
 # Paths, which may name another place of equal files.
 PLACES = ("model.path", "sft.reuse")
-_PROMPTS = ("data.template", "data.chat")  # of rows of files
+# Of rows of files.
+_PROMPTS = ("data.template", "data.chat", "data.system")
 # Stage -> the fields that may be set without --config, by prefix.
 OVERRIDES = {
     "export": ("export.", "mesh.", *PLACES),
     "serve": (*resume_rules.SERVED, *PLACES),
     "evaluate": (
-        *("evaluate.", "data.evaluate", *_PROMPTS, "mesh."),
+        *("evaluate.", "mesh.", *_PROMPTS),
+        # Other sets may have other columns and verifiers.
+        *("data.evaluate", "data.columns", "data.kind", "reward.functions"),
         *(*resume_rules.ELSEWHERE, *PLACES),
     ),
     "generate": ("export.", "generate."),
@@ -206,6 +210,8 @@ def _for_evaluation(
     if other and {name, other} & {*given}:
       if (most := config_lib.at(config, other)) < config_lib.at(config, name):
         rules.refuse(config, name, f"must not exceed {other} = {most}")
+  if "task.name" in given and "data.evaluate" not in given:
+    config.data.evaluate = ""  # it belongs to the task of the run
   own = ["task.name", "environment.name", "data.kind"]
   if not run_directory.has_rows(workdir, config):
     own.append("data.template")
@@ -214,23 +220,18 @@ def _for_evaluation(
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
-  if "data.template" in given:
-    try:
-      templates.choose(config.data.template, "")
-    except ValueError as e:
-      rules.refuse(config, "data.template", str(e))
+  faults = rules.Faults()
+  text_rules.check(config, faults, {*given, "evaluate.perturb"})
+  faults.end()
   for name, fault in data_rules.levels(config, "task.difficulties"):
     rules.refuse(config, name, fault)
   kinds_of_rows = _kinds_of_rows(config, workdir)
   if "code" in kinds_of_rows:
     machine_checks.contains_programs(config, "data.evaluate")
   judged = getattr(tasks.get(config.task.name), "verifies", True)
-  if (
-      judged or facts.environment(config)
-  ) and verifiers.NONE not in kinds_of_rows:
-    config.reward.functions = ""  # only rows without a verifier need rewards
-    return []
-  return _leave_out_terms(config, workdir)
+  verified = judged or facts.environment(config)
+  needed = not verified or verifiers.NONE in kinds_of_rows
+  return _leave_out_terms(config, workdir, needed=needed)
 
 
 def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
@@ -252,11 +253,13 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
   return {x[0].kind for x in prepared}
 
 
-def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
-  """Leaves out terms of the reward that cannot be imported; says which.
+def _leave_out_terms(
+    config, workdir: pathlib.Path, *, needed: bool
+) -> list[str]:
+  """Leaves out terms of the reward that cannot be called; says which.
 
   Raises:
-    ConfigError: none is left.
+    ConfigError: none is left, and they are `needed` to judge the rows.
   """
   kept, lost = [], []
   for text in reward_terms.parts(config.reward.functions):
@@ -266,12 +269,17 @@ def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
     kept += [] if why else [text]
   if not lost:
     return []
-  if not kept:
+  if needed and not kept:
     raise ConfigError(
         f"reward.functions: nothing else judges the rows of data.evaluate, and"
         f" no term can be imported: {'; '.join(lost)}; {REMEDY}"
     )
   config.reward.functions = ",".join(kept)
+  if not needed:
+    return [
+        f"reward.functions: {'; '.join(lost)}: left out of this evaluation,"
+        f" whose accuracy does not depend on it; {REMEDY}"
+    ]
   return [
       f"warning: reward.functions: {'; '.join(lost)}: left out, so the rewards"
       f" of this evaluation are {config.reward.functions} alone; {REMEDY}"

@@ -3,15 +3,15 @@
 A text is read on its own, so that its fault hides no other one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import own_code
 from rl_reason.base.config import at
-from rl_reason.checks import facts
+from rl_reason.checks import facts, run_directory
 from rl_reason.checks.rules import Faults, line
-from rl_reason.data import datasets, templates
+from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files, reward_terms
 
@@ -46,6 +46,10 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.template": lambda c: templates.choose(c.data.template, ""),
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,
+    "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
+    "evaluate.perturb": lambda c: perturbations.parse(
+        c.evaluate.perturb, c.task.name
+    ),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
@@ -58,13 +62,13 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     },
 }
 # What a reader also needs; its field is not read if that is faulty.
-NEEDS = {"environment.name": "task.name"}
+NEEDS = dict.fromkeys(("environment.name", "evaluate.perturb"), "task.name")
 
 
-def check(c, faults: Faults) -> None:
-  """Adds the faults of all texts."""
+def check(c, faults: Faults, names: Collection[str] = READERS.keys()) -> None:
+  """Adds the faults of all texts, or of the fields of these names."""
   for name, read in READERS.items():
-    if {name, NEEDS.get(name)} & faults.fields:
+    if name not in names or {name, NEEDS.get(name)} & faults.fields:
       continue
     try:
       read(c)

@@ -293,12 +293,39 @@ class Rewards:
     """Starts a round of responses to these rows."""
     return RewardRound(self.runner, tok, rows_B)
 
+  @property
+  def labels(self) -> list[str]:
+    """A name for metrics of each term; full where two files share the short."""
+    owner: dict[str, str] = {}
+    names = [
+        x.label if owner.setdefault(x.label, x.name) == x.name else x.name
+        for x in self.terms
+    ]
+    return [name.replace("/", ":") for name in names]  # parts of a metric
+
   def of_all(
       self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
   ) -> tuple[Array, int]:
-    """The rewards of complete responses, with the weights of the last step.
+    """The rewards [count] of complete responses, and the number of failures.
+
+    The arguments are those of `scores_of_all`.
+    """
+    scores_EB, failures = self.scores_of_all(tok, rollouts, rows_B, count)
+    return self.total(scores_EB), failures
+
+  def total(self, scores_EB: Array) -> Array:
+    """The rewards [B] of scores [E, B], with the weights of the last step.
 
     A missing score of a failed function counts as 0.
+    """
+    weights_E = [term.last for term in self.terms]
+    finite_EB = np.nan_to_num(scores_EB, posinf=0, neginf=0)
+    return np.tensordot(weights_E, finite_EB, 1)
+
+  def scores_of_all(
+      self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
+  ) -> tuple[Array, int]:
+    """The scores of all terms for complete responses.
 
     Args:
       tok: the tokenizer.
@@ -308,18 +335,16 @@ class Rewards:
       count: number of real responses, which come first.
 
     Returns:
-      the rewards [count], and the number of failures.
+      the scores [E, count], NaN where a function failed; and the number of
+      failures.
     """
     if not self.terms:  # SFT on rows without a verifier
-      return np.zeros(count), 0
+      return np.zeros((0, count)), 0
     functions = self.begin(tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()
     scores_EB = self.all_scores(functions.scores_UB, rollouts)
-    weights_E = [term.last for term in self.terms]
-    scores_EB = np.nan_to_num(np.stack(scores_EB), posinf=0, neginf=0)
-    rewards_B = np.tensordot(weights_E, scores_EB, 1)[:count]
-    return rewards_B, functions.failures
+    return np.stack(scores_EB)[:, :count], functions.failures
 
   def all_scores(
       self, scores_UB: Array, rollouts: Rollouts

@@ -8,13 +8,15 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.data import pipelines
+from rl_reason.data import datasets, pipelines, preparation_report
 
 
 def evaluation_sets(
     rows: pipelines.RowSource, count: int
 ) -> dict[str, list[tasks.Row]]:
   """Evaluation rows by the name of their set, the main one first.
+
+  A set of files whose longest prompts were dropped says so in its name.
 
   At most `count` of each set, in a random but fixed order, so that the first n
   rows are a random sample.
@@ -46,16 +48,46 @@ def validation_sets(
   return {f"{name}-{other}": rows for other, rows in sets.items()}
 
 
+def examples(
+    rows: pipelines.RowSource, count: int
+) -> dict[str, list[datasets.Example]]:
+  """What the rows of files of `evaluation_sets` were built from."""
+  fields = datasets.Example._fields
+  return {
+      name: [
+          datasets.Example(**{x: record[x] for x in fields})
+          for record in map(part.record, order)
+      ]
+      for name, (part, order) in _chosen(rows, "evaluate", count).items()
+  }
+
+
 def _sets(
     rows: pipelines.RowSource, use: str, count: int
 ) -> dict[str, list[tasks.Row]]:
-  sets: dict[str, list[tasks.Row]] = {}
+  return {
+      name: [part[i] for i in order]
+      for name, (part, order) in _chosen(rows, use, count).items()
+  }
+
+
+def _chosen(
+    rows: pipelines.RowSource, use: str, count: int
+) -> dict[str, tuple[pipelines.Prepared, list[int]]]:
+  """The prepared sets by name, and the indices of `count` rows of each."""
+  sets: dict[str, tuple[pipelines.Prepared, list[int]]] = {}
   assert rows.files is not None
-  for part in pipelines.prepared(rows.files, use)[0]:
+  report = json.loads((rows.files / "data.json").read_text())["sources"]
+  tallies = [x for x in report if x["use"] == use]
+  parts, _ = pipelines.prepared(rows.files, use)
+  for part, tally in zip(parts, tallies, strict=True):
     order = np.random.default_rng(20261121).permutation(len(part))
-    chosen = [part[i] for i in order[:count]]
-    name = pathlib.Path(chosen[0].source).name.partition(".")[0]
-    sets[name if name not in sets else f"{name}-{len(sets)}"] = chosen
+    name = pathlib.Path(part[order[0]].source).name.partition(".")[0]
+    if use == "evaluate":  # the name of a metric says which set it is of
+      missing, _ = preparation_report.long_prompts(tally)
+      name = preparation_report.without(name, missing)
+    name = name if name not in sets else f"{name}-{len(sets)}"
+    sets[name] = part, order[:count].tolist()
   return sets
 
 

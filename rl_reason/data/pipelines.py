@@ -60,8 +60,12 @@ class Prepared(grain.sources.RandomAccessDataSource):
   def __len__(self):
     return len(self._records)
 
+  def record(self, index: int) -> dict[str, Any]:
+    """The row as it was written: an Example, its prompt, and more."""
+    return json.loads(self._records[int(index)])
+
   def __getitem__(self, index) -> tasks.Row:
-    record = json.loads(self._records[int(index)])
+    record = self.record(index)
     # Prepared rows may come with the run of another user, and a kind is
     # imported.
     kind = record["kind"]

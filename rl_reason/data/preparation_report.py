@@ -5,6 +5,7 @@ import dataclasses
 
 from rl_reason import tasks
 from rl_reason.data import screening
+from rl_reason.data.datasets import DataError
 from rl_reason.data.screening import Fault
 
 SAMPLES = 3  # examples of dropped rows for each reason
@@ -83,6 +84,40 @@ class Tally:
     self.subjects[row["subject"]] += 1
     rate = row["pass_rate"]
     self.pass_rates["unknown" if rate is None else f"{rate:.1f}"] += 1
+
+
+def long_prompts(tally: dict) -> tuple[int, int]:
+  """The number of rows whose prompt is too long, and its most tokens.
+
+  `tally` is one of data.json.
+  """
+  found = [x for x in tally["dropped"] if x.startswith(screening.LONG)]
+  tokens = [tally["longest"].get(x, 0) for x in found]
+  return sum(tally["dropped"][x] for x in found), max(tokens, default=0)
+
+
+def check_held_out(sources: list[dict], max_prompt: int) -> None:
+  """Refuses held-out sets that lack their longest prompts.
+
+  Raises:
+    DataError: a set has such prompts; `sources` are tallies of data.json.
+  """
+  for tally in sources:
+    count, tokens = long_prompts(tally)
+    if tally["use"] == "evaluate" and count:
+      raise DataError(
+          f"data.evaluate: {count:,} of {tally['read']:,} prompts of"
+          f" {tally['source']} are longer than rollout.max_prompt ="
+          f" {max_prompt}, and a score without them is no score of the set:"
+          f" raise rollout.max_prompt to {tokens}, or set"
+          " evaluate.long_prompts = 'drop', which evaluates the others as"
+          f" {without('SET', count)}"
+      )
+
+
+def without(name: str, count: int) -> str:
+  """The name of an evaluation set that lacks `count` long prompts."""
+  return f"{name}_without_{count}_long" if count else name
 
 
 def lines(sources: list[dict], learns: bool) -> list[str]:

@@ -67,7 +67,7 @@ class RowBuilder:
       return Fault(screening.NO_TOKEN, example.question)
     if len(ids) > limit:
       return Fault(
-          f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
+          f"{screening.LONG} = {limit}; raise it",
           f"{len(ids)} tokens: {example.question}",
           len(ids),
       )

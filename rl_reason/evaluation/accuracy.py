@@ -13,11 +13,15 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
+from rl_reason.base import json_files
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
+    Bin,
+    best_of_k,
+    calibration_curve,
     calibration_error,
     interval,
     majority_vote,
@@ -26,6 +30,7 @@ from rl_reason.evaluation.statistics import (
     share_interval,
 )
 from rl_reason.monitoring import alerts, samples, step_metrics
+from rl_reason.report import scores as scores_lib
 from rl_reason.tasks import reward_functions
 
 SCORE = "val-aux/score"  # checkpoints are chosen by it, by nothing else
@@ -40,14 +45,16 @@ class Responses(NamedTuple):
     texts_NG: the responses; the last one of each prompt is greedy.
     correct_NG, lengths_NG, truncated_NG: likewise.
     lines: the first response to some prompts as a line of samples.jsonl.
-    failures: of the verifier; without one, of reward functions, whose scores
-      then count as 0.
+    failures: of the verifier and of reward functions, whose scores then count
+      as 0 in `rewards_NG`.
     repetition: mean share of repeated tokens in first responses.
     broken: number of responses by `step_metrics.broken_responses`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
       where the task cannot read leniently.
+    terms_NG: scores of each term of the reward by name; NaN where a function
+      failed.
     turns_NG, returns_NG: number of turns in an environment, and the sum of its
       rewards; None where responses have a single turn.
   """
@@ -66,6 +73,7 @@ class Responses(NamedTuple):
   rewards_NG: np.ndarray | None = None
   turns_NG: np.ndarray | None = None
   returns_NG: np.ndarray | None = None
+  terms_NG: dict[str, np.ndarray] = {}
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -109,9 +117,11 @@ def respond(
     max_prompt: maximum tokens of a prompt.
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
-    rewards: see `evaluate`.
+    rewards: gives the terms of the reward, which are scored on all responses
+      and measure rows without a verifier; None: nothing is scored.
   """
   verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
+  terms_EB: list[np.ndarray] = []
   rewards_B: list[np.ndarray] = []
   played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
@@ -126,11 +136,13 @@ def respond(
     rollouts, episodes = sample(filled, range(first, first + batch))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
-    if rewards is not None and not verified:
+    if rewards is not None:
       rows_B = [row for row in filled for _ in range(group_size)]
       count = len(part) * group_size
-      found_B, failed = rewards().of_all(tok, rollouts, rows_B, count)
-      rewards_B.append(found_B)
+      found_EB, failed = rewards().scores_of_all(tok, rollouts, rows_B, count)
+      terms_EB.append(found_EB)
+      if not verified:
+        rewards_B.append(rewards().total(found_EB))
       failures += failed
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
@@ -177,6 +189,9 @@ def respond(
   correct_NG, lengths_NG, truncated_NG = np.moveaxis(
       np.concatenate(stats), -1, 0
   )
+  shape = correct_NG.shape
+  labels = rewards().labels if rewards is not None else []
+  scores_EB = np.concatenate(terms_EB, 1) if terms_EB else []
   return Responses(
       name=name,
       rows=rows,
@@ -189,9 +204,13 @@ def respond(
       broken=broken,
       doubtful=doubtful if hasattr(task, "read_leniently") else None,
       repetition=float(np.mean(repetition)),
-      rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
+      rewards_NG=np.concatenate(rewards_B).reshape(shape)
       if rewards_B
       else None,
+      terms_NG={
+          label: scores_B.reshape(shape)
+          for label, scores_B in zip(labels, scores_EB, strict=True)
+      },
       turns_NG=np.concatenate(played)[..., 0] if played else None,
       returns_NG=np.concatenate(played)[..., 1] if played else None,
   )
@@ -260,18 +279,19 @@ def summarize(
   truncation are over all samples.
   """
   name, measure = responses.name, responses.measure
-  mean_N = responses.scores_NG[:, :mean_of].mean(1)
-  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
-  aux = {}
-  if measure == "acc":
-    of_verdicts, aux = _of_verdicts(responses, answer)
-    values |= of_verdicts
+  values, aux = of_prompts(responses, answer, mean_of=mean_of)
   out = {}
   for metric, values_N in values.items():
     mean, half = interval(measure, np.asarray(values_N, float))
     out[f"val-core/{name}/{measure}/{metric}"] = mean
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
   out |= aux
+  for label, mean_N in term_means(responses).items():
+    known_N = mean_N[np.isfinite(mean_N)]
+    if len(known_N):
+      mean, half = mean_interval(known_N)
+      out[f"val-aux/{name}/reward/{label}/mean"] = mean
+      out[f"val-aux/{name}/reward/{label}/mean/ci95"] = half
   for level in levels(responses, mean_of):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
@@ -292,12 +312,91 @@ def summarize(
   return out
 
 
+def of_prompts(
+    responses: Responses,
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """Returns the scores of each prompt by name, [N], and metrics of the set."""
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
+  if responses.measure != "acc":
+    return values, {}
+  of_verdicts, aux = _of_verdicts(responses, answer)
+  return values | of_verdicts, aux
+
+
+def term_means(responses: Responses) -> dict[str, np.ndarray]:
+  """Returns the mean scores of the terms of the reward by name, [N].
+
+  They are over the samples that have a score; NaN where no sample has one.
+  """
+  out = {}
+  for label, scores_NG in responses.terms_NG.items():
+    known_NG = np.isfinite(scores_NG[:, :-1])  # without the greedy one
+    total_N = np.where(known_NG, scores_NG[:, :-1], 0).sum(1)
+    with np.errstate(invalid="ignore"):
+      out[label] = total_N / known_NG.sum(1)
+  return out
+
+
+def lines_of_prompts(
+    responses: Responses,
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+) -> list[dict[str, Any]]:
+  """Returns the lines of `report.paired`: the scores of each prompt."""
+  values, _ = of_prompts(responses, answer, mean_of=mean_of)
+  means = term_means(responses)
+  values |= {f"{scores_lib.REWARD}{label}": x_N for label, x_N in means.items()}
+  return [
+      dict(
+          set=responses.name,
+          measure=responses.measure,
+          prompt=row.prompt,
+          scores={k: json_files.number(x_N[n]) for k, x_N in values.items()},
+      )
+      for n, row in enumerate(responses.rows)
+  ]
+
+
 def _of_verdicts(
     responses: Responses, answer: Callable[[str, tasks.Row], str]
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-  """maj@k and pass@k of each prompt, and the error of the majority's share."""
+  """maj@k, pass@k and best-of-n, and the error of the majority's share."""
   correct_NG = responses.correct_NG[:, :-1]  # without the greedy one
   samples = correct_NG.shape[1]
+  share_N, majority_N = _majority(responses, answer)
+  values = {f"maj@{samples}": majority_N}
+  ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+  for k in ks:
+    values[f"pass@{k}"] = pass_at_k(correct_NG, k)
+  for label, scores_NG in responses.terms_NG.items():
+    for k in ks[1:]:
+      best_N = best_of_k(correct_NG, scores_NG[:, :-1], k)
+      values[f"bon@{k}:{label}"] = best_N
+  error = calibration_error(share_N, majority_N)
+  return values, {f"val-aux/{responses.name}/maj_calibration_error": error}
+
+
+def calibration(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> list[Bin]:
+  """Returns how often majority answers are correct, by their share of samples.
+
+  [] where nothing verifies the rows.
+  """
+  if responses.measure != "acc":
+    return []
+  return calibration_curve(*_majority(responses, answer))
+
+
+def _majority(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> tuple[np.ndarray, np.ndarray]:
+  """`majority_vote` of the samples; truncated ones do not vote."""
   answers_NG = [
       [
           "" if responses.truncated_NG[n, g] else answer(text, row)
@@ -305,12 +404,7 @@ def _of_verdicts(
       ]
       for n, row in enumerate(responses.rows)
   ]
-  share_N, majority_N = majority_vote(answers_NG, correct_NG)
-  values = {f"maj@{samples}": majority_N}
-  for k in [2**i for i in range(samples.bit_length()) if 2**i <= samples]:
-    values[f"pass@{k}"] = pass_at_k(correct_NG, k)
-  error = calibration_error(share_N, majority_N)
-  return values, {f"val-aux/{responses.name}/maj_calibration_error": error}
+  return majority_vote(answers_NG, responses.correct_NG[:, :-1])
 
 
 class Level(NamedTuple):

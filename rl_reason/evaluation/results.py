@@ -1,10 +1,12 @@
 """Results of an evaluation, for lm-evaluation-harness and for the browser."""
 
 import math
+from collections.abc import Callable
 
+from rl_reason import tasks
 from rl_reason.base import json_files
 from rl_reason.evaluation import set_table
-from rl_reason.evaluation.accuracy import Responses, levels
+from rl_reason.evaluation.accuracy import Responses, calibration, levels
 from rl_reason.report import rendering
 from rl_reason.report.scores import Score
 
@@ -73,9 +75,16 @@ def harness_results(
 
 
 def responses_page(
-    title: str, values: dict[str, float], sets: list[Responses], mean_of: int
+    title: str,
+    values: dict[str, float],
+    sets: list[Responses],
+    mean_of: int,
+    answer: Callable[[str, tasks.Row], str] | None = None,
 ) -> str:
-  """Returns the page of all responses with verdicts and reference answers."""
+  """Returns the page of all responses with verdicts and reference answers.
+
+  `answer` is (response, row) -> the answer that votes; None: no calibration.
+  """
   responses, by_difficulty = [], []
   doubtful: list[dict] = []
   for x in sets:
@@ -120,8 +129,27 @@ def responses_page(
       scores=set_table.for_page(values, sets),
       metrics=[(name, f"{value:.4g}") for name, value in values.items()],
       levels=dict(head=head, rows=by_difficulty),
+      calibration=_calibration(sets if answer else [], answer),
       doubtful=doubtful,
       doubtful_note="" if doubtful else "None were found.",
       sets=responses,
   )
   return rendering.render("responses", data)
+
+
+def _calibration(
+    sets: list[Responses], answer: Callable[[str, tasks.Row], str] | None
+) -> dict:
+  """The bins of each set: confidence in the majority answer, and accuracy."""
+  rows = []
+  for x in sets:
+    assert answer
+    for prompts, confidence, accuracy, half in calibration(x, answer):
+      cells = [
+          (f"{prompts:,}", None),
+          (Score(confidence).text(), confidence),
+          (Score(accuracy, half).text(" ± "), accuracy),
+      ]
+      rows.append(dict(name=x.name, about="", cells=cells))
+  head = ["set", "prompts", "mean share of the samples", "correct"]
+  return dict(head=head, rows=rows)

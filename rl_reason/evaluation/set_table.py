@@ -70,10 +70,7 @@ def _table(values, sets: list[Responses], plus_minus: str):
 def _names(found: dict[str, dict[str, Score]]) -> list[str]:
   """The scores of all sets in order; of pass@k, the smallest and largest k."""
   names = dict.fromkeys(name for x in found.values() for name in x)
-  passes = [name for name in names if name.startswith("pass@")]
-  passes.sort(key=lambda name: int(name[5:]))
-  hidden = {*passes[1:-1]}
-  return [x for x in names if not x.startswith(WITHOUT) and x not in hidden]
+  return [x for x in scores_lib.shown(names) if not x.startswith(WITHOUT)]
 
 
 def _cell(score: Score | None, plus_minus: str) -> tuple[str, float | None]:

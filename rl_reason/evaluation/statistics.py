@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,34 @@ def pass_at_k(correct_NG: np.ndarray, k: int) -> np.ndarray:
   return 1 - np.array(none_N)
 
 
+def best_of_k(
+    correct_NG: np.ndarray, score_NG: np.ndarray, k: int
+) -> np.ndarray:
+  """Returns the expected correctness of the best-scored of k samples: [N].
+
+  The mean over all subsets of k of the G samples, without sampling them (k
+  samples drawn without replacement, as in `pass_at_k`); of equal scores each
+  is chosen with equal probability. The best score of a subset is s with the
+  probability (C(n(<=s), k) - C(n(<s), k)) / C(G, k), where n counts samples by
+  their score, and the chosen sample is then any of those with the score s.
+
+  Args:
+    correct_NG: {0, 1}, G >= k samples of each prompt.
+    score_NG: their scores; a score that is not finite is below all others.
+    k: samples drawn without replacement.
+  """
+  out_N, samples = np.zeros(len(correct_NG)), correct_NG.shape[1]
+  known_NG = np.where(np.isfinite(score_NG), score_NG, -np.inf)
+  for n, score_G in enumerate(known_NG):
+    for score in np.unique(score_G):
+      up_to, below = (score_G <= score).sum(), (score_G < score).sum()
+      # Exact integers, as in `pass_at_k`.
+      subsets = math.comb(int(up_to), k) - math.comb(int(below), k)
+      chosen = correct_NG[n][score_G == score].mean()
+      out_N[n] += subsets / math.comb(samples, k) * chosen
+  return out_N
+
+
 def majority_vote(
     answers_NG: list[list[str]], correct_NG: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -99,9 +128,44 @@ def calibration_error(
     correct_N: [N] in [0, 1].
     bins: number of bins of confidence, of equal width.
   """
-  bin_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+  bin_N = _bins(confidence_N, bins)
   gaps = [
       (bin_N == i).mean() * abs((correct_N - confidence_N)[bin_N == i].mean())
       for i in np.unique(bin_N)
   ]
   return float(sum(gaps))
+
+
+class Bin(NamedTuple):
+  """Predictions of similar confidence.
+
+  Attributes:
+    prompts: number of predictions.
+    confidence: their mean confidence.
+    accuracy, half: share of correct ones, and half of its 95% interval.
+  """
+
+  prompts: int
+  confidence: float
+  accuracy: float
+  half: float
+
+
+def calibration_curve(
+    confidence_N: np.ndarray, correct_N: np.ndarray, *, bins: int = 10
+) -> list[Bin]:
+  """Returns the bins of `calibration_error` that are not empty, in order."""
+  bin_N = _bins(confidence_N, bins)
+  return [
+      Bin(
+          int((bin_N == i).sum()),
+          float(confidence_N[bin_N == i].mean()),
+          *share_interval(correct_N[bin_N == i]),
+      )
+      for i in np.unique(bin_N)
+  ]
+
+
+def _bins(confidence_N: np.ndarray, bins: int) -> np.ndarray:
+  """The bin of each confidence, [N]; a confidence of 1 is in the last one."""
+  return np.minimum((confidence_N * bins).astype(int), bins - 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_reason.base import json_files
 from rl_reason.monitoring import run_log
-from rl_reason.report import rendering, scores as scores_lib
+from rl_reason.report import paired, rendering, scores as scores_lib
 from rl_reason.report.charts import COSTS, charts_of, hours, spent
 from rl_reason.report.scores import scores
 
@@ -42,6 +42,8 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       if any(any(v.get(x) or ()) for k, v in axes.items() if k[:2] == "rl")
   ]
   warnings = [scores_lib.warnings(x) for x in lines]
+  pairs = paired.table(paired.of_runs(workdirs), " ± ")
+  head = ["", "set", "score", "prompts", "first run", "this run", "difference"]
   return dict(
       title=", ".join(names),
       notes=[
@@ -51,6 +53,7 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       ],
       runs=names,
       scores=_table(names, lines),
+      paired=[head, *pairs] if pairs else [],
       x=known or ["step"],
       axes=axes,
       charts=charts,

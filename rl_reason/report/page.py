@@ -18,7 +18,13 @@ import jax
 from rl_reason.base import config as config_lib, errors, json_files, kinds
 from rl_reason.configs import base
 from rl_reason.monitoring import bands, run_log
-from rl_reason.report import groups, head, machine, scores as scores_lib
+from rl_reason.report import (
+    calibration,
+    groups,
+    head,
+    machine,
+    scores as scores_lib,
+)
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
 from rl_reason.report.rendering import as_text, render
 from rl_reason.report.scores import VALIDATION, of_stage, scores
@@ -89,6 +95,7 @@ def data_of(workdir: pathlib.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   config = json.loads(path.read_text()) if path.exists() else {}
   axes, charts = charts_of(lines)
+  more_axes, more_charts = calibration.charts(workdir)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
   rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
@@ -106,8 +113,8 @@ def data_of(workdir: pathlib.Path) -> dict[str, Any]:
       tiles=_tiles(lines),
       scores=_score_table(lines, config),
       x=["step", *[x for x in (*COSTS, "hours") if any(axes["rl"][x])]],
-      axes=axes,
-      charts=charts,
+      axes=axes | more_axes,
+      charts=charts + more_charts,
       pairs=pairs,
       pairs_note=pairs_note,
       doubtful=rejected,

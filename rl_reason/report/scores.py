@@ -1,11 +1,14 @@
 """Held-out scores of a run, read from its metrics.jsonl."""
 
 import pathlib
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
+REWARD = "reward "  # before the name of a reward function or a reward model
 # Metrics of a set besides its scores: label, whether it is a share, and unit.
 _MEASURES: dict[str, tuple[str, bool, str]] = {
     "response_length/mean": ("response length", False, "tokens"),
@@ -19,6 +22,7 @@ MEANINGS = {
     "maj": "the most frequent answer is correct",
     "pass": "at least one of k responses is correct",
     "pass@1": "a response is correct, mean of all samples",
+    "bon": "of k responses the one with the highest score is correct",
     "truncated": "responses that reached the maximum length",
     "response length": "tokens, mean",
     "turns": "of a trajectory in an environment, mean",
@@ -55,9 +59,10 @@ def of_stage(lines: list[dict], stage: str) -> list[dict]:
 def by_set(line: dict) -> dict[str, dict[str, Score]]:
   """The scores of an evaluation by set, held-out sets before validation sets.
 
-  Names of scores: 'mean@4', 'greedy', 'maj@8', 'pass@8', 'difficulty 2',
-  'response length', 'truncated', 'turns', 'sum of rewards'. Earlier versions
-  logged the last four over all sets together: they count for the first set.
+  Names of scores: 'mean@4', 'greedy', 'maj@8', 'pass@8', 'bon@8:judge',
+  'reward judge', 'difficulty 2', 'response length', 'truncated', 'turns', 'sum
+  of rewards'. Earlier versions logged the last four over all sets together:
+  they count for the first set.
   """
   sets = dict.fromkeys(x.split("/")[1] for x in line if x[:9] == "val-core/")
   out: dict[str, dict[str, Score]] = {
@@ -81,6 +86,9 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
     elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
       label, share, unit = _MEASURES["/".join(parts[1:])]
       out[parts[0]][label] = Score(value, half, share, unit)
+    elif parts[1:2] == ["reward"] and parts[-1] == "mean" and parts[0] in out:
+      label = REWARD + "/".join(parts[2:-1])
+      out[parts[0]][label] = Score(value, half, False, "reward")
     # Difficulties of games are also measured in turns.
     elif parts[1:] and parts[1].startswith("difficulty_") and parts[0] in out:
       level = parts[1].replace("_", " ")
@@ -118,7 +126,21 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
 
 def meaning(name: str) -> str:
   """What a score measures, in a few words; '' for a difficulty."""
+  if name.startswith(REWARD):
+    return "of sampled responses, without its weight, mean"
   return MEANINGS.get(name, MEANINGS.get(name.split("@")[0], ""))
+
+
+def shown(names: Iterable[str]) -> list[str]:
+  """The names in order; of pass@k and bon@k, the smallest and largest k."""
+  names, hidden = list(names), set()
+  found = [re.fullmatch(r"(pass|bon)@(\d+)(.*)", name) for name in names]
+  series: dict[tuple[str, str], dict[int, str]] = {}
+  for x in filter(None, found):
+    series.setdefault((x[1], x[3]), {})[int(x[2])] = x[0]
+  for of_k in series.values():
+    hidden |= {of_k[k] for k in sorted(of_k)[1:-1]}
+  return [name for name in names if name not in hidden]
 
 
 def headline(names) -> tuple[str, str]:

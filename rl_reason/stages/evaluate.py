@@ -2,16 +2,20 @@
 
 WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
+WORKDIR/prompts-WHICH.jsonl         the scores of each prompt
 WORKDIR/responses-WHICH.html        all responses, for the browser
 
-Difficulties and lengths may differ from those of the run (out of distribution),
-and the policy may have the precision of an export; the names of the files then
-say which.
+Tasks, difficulties and lengths may differ from those of the run (out of
+distribution), and the policy may have the precision of an export; the names of
+the files then say which. config.evaluate.against compares the evaluation with
+others, paired by prompt.
 """
 
+import collections
 import functools
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,18 +30,23 @@ from rl_reason.checks import run_directory
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.data import held_out, pipelines, published
+from rl_reason.data import held_out, perturbations, pipelines, published
 from rl_reason.data.pipelines import RowSource
+from rl_reason.data.row_builder import RowBuilder
+from rl_reason.data.screening import Fault
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import (
     Responses,
+    lines_of_prompts,
     respond,
     summarize_sets,
     within_budget,
 )
 from rl_reason.monitoring import alerts
+from rl_reason.monitoring.display import Display
+from rl_reason.report import paired
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import lower_precision, scorer, trained
@@ -62,9 +71,12 @@ def run(
   `which` is as in `trained.policy`; `parts` describes the keywords.
 
   Raises:
-    RunError: there is no such checkpoint.
+    RunError: there is no such checkpoint, or evaluate.against names a file that
+      no evaluation has written.
   """
   workdir, say = output.workdir, output.display.say
+  against = run_directory.evaluations(c.evaluate.against)
+  others = {x: paired.read(x) for x in against}  # before it takes long
   params, _, step, about = trained.policy(c, which, model=model, output=output)
   if c.export.precision != "same":
     merged = lower_precision.merged(c, params)
@@ -80,11 +92,13 @@ def run(
       mesh=model.mesh,
       display=output.display,
   )
+  copies = _copies(c, row_source, tok, say)
   found, sets = evaluate(
       c,
       params,
       c.evaluate.prompts,
       "evaluating",
+      further={name: [*x.values()] for name, x in copies.items()},
       rewards=functools.cache(rewards),
       mesh=model.mesh,
       output=output,
@@ -97,23 +111,37 @@ def run(
   output.display.table(
       f"held-out scores of step {step} ({which}), with 95% intervals over"
       " prompts",
-      *set_table.as_text(values, sets),
+      *set_table.as_text(values, [x for x in sets if x.name not in copies]),
   )
   fields = config_lib.flat(c)
   for x in sets:
-    if line := published.line(x.name, x.rows[0], len(x.rows), fields):
+    line = published.line(x.name, x.rows[0], len(x.rows), fields)
+    if line and x.name not in copies:
       say(line)
     if line := set_table.by_difficulty(x, c.evaluate.mean_of):
       say(line)
     if x.measure == "acc":
       values |= _by_budget(c, x, say)
+  name = which + "".join(
+      f",{field}={run_directory.text(value)}"
+      for field, value in elsewhere(c, workdir).items()
+  )
+  of_prompts = [
+      line
+      for x in sets
+      for line in lines_of_prompts(
+          x, row_source.task.answer, mean_of=c.evaluate.mean_of
+      )
+  ]
+  values |= _robustness(copies, of_prompts, output.display)
+  path = workdir / f"{paired.PREFIX}{name}.jsonl"
+  new = paired.values_of(of_prompts)
+  values |= _compared(others, new, path, output.display)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
-    name = which + "".join(
-        f",{field}={run_directory.text(value)}"
-        for field, value in elsewhere(c, workdir).items()
-    )
+    paired.write(path, of_prompts)
+    say(f"scores of each prompt, for evaluate.against: {path}")
     path = workdir / f"evaluation-{name}.json"
     json_files.write_json(path, dict(step=step) | values)
     say(f"all metrics: {path}")
@@ -124,10 +152,105 @@ def run(
     say(f"in the layout of lm-evaluation-harness: {path}")
     path = workdir / f"responses-{name}.html"
     title = f"{workdir.absolute().name}, step {step}{name.removeprefix(which)}"
-    page_text = results.responses_page(title, values, sets, c.evaluate.mean_of)
+    page_text = results.responses_page(
+        title, values, sets, c.evaluate.mean_of, row_source.task.answer
+    )
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def _copies(
+    c, row_source: RowSource, tok: Any, say: Callable[[str], None]
+) -> dict[str, dict[int, tasks.Row]]:
+  """The copies of evaluate.perturb: 'SET~NAME' -> index of a row -> its copy.
+
+  Says which rows have none, and why.
+  """
+  names = perturbations.parse(c.evaluate.perturb, c.task.name)
+  if not names:
+    return {}
+  sets = held_out.evaluation_sets(row_source, c.evaluate.prompts)
+  builder, examples = RowBuilder(c.data, c.rollout, tok), {}
+  if row_source.files is not None:
+    examples = held_out.examples(row_source, c.evaluate.prompts)
+  build = functools.partial(builder.build, use="evaluate")
+  made = perturbations.copies(names, sets, row_source.task, examples, build)
+  out = {}
+  for name, of_set in made.items():
+    out[name] = {n: x for n, x in of_set.items() if isinstance(x, tasks.Row)}
+    lost = [x for x in of_set.values() if isinstance(x, Fault)]
+    for reason, count in collections.Counter(x.reason for x in lost).items():
+      say(
+          f"warning: {name}: {count:,} of {len(of_set):,} prompts have no copy"
+          f" and are left out of the comparison: {reason}"
+      )
+  return {name: x for name, x in out.items() if x}
+
+
+def _robustness(
+    copies: dict[str, dict[int, tasks.Row]],
+    of_prompts: list[dict[str, Any]],
+    display: Display,
+) -> dict[str, float]:
+  """Metrics of copies minus originals, paired by prompt; shows them.
+
+  `of_prompts` are the lines of `accuracy.lines_of_prompts` of all sets.
+  """
+  by_set: dict[str, list[dict[str, Any]]] = {}
+  for line in of_prompts:
+    by_set.setdefault(line["set"], []).append(line)
+  found, out = {}, {}
+  for name, rows in copies.items():
+    of_set, _, kind = name.rpartition("~")
+    originals = [by_set[of_set][n] for n in rows]
+    own = [
+        line | dict(set=of_set, prompt=original["prompt"])
+        for line, original in zip(by_set[name], originals, strict=True)
+    ]
+    pairs = paired.values_of(own), paired.values_of(originals)
+    found[name] = paired.differences(*pairs)
+    for x in found[name]:
+      key = f"val-aux/{of_set}/{kind}_minus_original/{x.measure}/{x.name}"
+      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
+  if found:
+    display.table(
+        "robustness: perturbed copies, paired, with 95% intervals",
+        ["", "score", "prompts", "originals", "copies", "difference"],
+        [[name, *cells] for name, _, *cells in paired.table(found)],
+    )
+  return out
+
+
+def _compared(
+    others: Mapping[pathlib.Path, paired.Values],
+    new: paired.Values,
+    path: pathlib.Path,
+    display: Display,
+) -> dict[str, float]:
+  """Metrics of the differences to the evaluations of evaluate.against.
+
+  `path` is the file that this evaluation is about to write.
+  """
+  found, out = {}, {}
+  for label, other in paired.labels([*others], path).items():
+    found[label] = paired.differences(new, others[other])
+    for line in paired.unpaired(label, found[label], new):
+      display.say(f"warning: {line}")
+    for x in found[label]:
+      mark = f"minus_{label.replace('/', ':')}"
+      key = f"val-aux/{x.of_set}/{mark}/{x.measure}/{x.name}"
+      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
+  if any(found.values()):
+    display.table(
+        "differences on the same prompts, paired, with 95% intervals",
+        [
+            *("compared with", "set", "score", "prompts"),
+            *("there", "here", "difference"),
+        ],
+        paired.table(found),
+    )
+  return out
 
 
 def _by_budget(c, responses: Responses, say) -> dict[str, float]:
@@ -147,7 +270,7 @@ def _by_budget(c, responses: Responses, say) -> dict[str, float]:
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
-  """Difficulties, lengths and a precision that differ from those of the run."""
+  """What differs from the run: task, difficulties, lengths, precision."""
   of_run, now = config_lib.load(workdir / "config.json"), config_lib.flat(c)
   return {
       name: now[name]
@@ -176,7 +299,8 @@ def verifier_failures(values: dict[str, Any]) -> list[str]:
     return []
   return [
       f"verifier or reward functions failed {failed:,} times in this"
-      " evaluation: such responses count as incorrect, or with 0"
+      " evaluation: such responses count as incorrect, or with a reward of 0,"
+      " and are left out of the mean of the function"
   ]
 
 
@@ -192,6 +316,7 @@ def evaluate(
     title: str,
     *,
     rewards: Callable[[], Rewards] | None = None,
+    further: Mapping[str, list[tasks.Row]] = types.MappingProxyType({}),
     purpose: str = "held out",
     mesh: jax.sharding.Mesh,
     output: Output,
@@ -211,8 +336,10 @@ def evaluate(
     params: parameters of the policy.
     prompts: maximum number of prompts of each set.
     title: shown during the evaluation.
-    rewards: gives the terms of the reward, which measure rows without a
-      verifier; None: no response to such rows is correct.
+    rewards: gives the terms of the reward, which are scored on all responses
+      and measure rows without a verifier; None: nothing is scored, and no
+      response to such rows is correct.
+    further: sets besides the held-out ones of the run.
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
     mesh: the devices.
@@ -280,7 +407,7 @@ def evaluate(
           progress=progress,
           rewards=rewards,
       )
-      for name, rows in (sets | chooses).items()
+      for name, rows in {**sets, **further, **chooses}.items()
   ]
   chosen_by = set(chooses) or set(sets)
   return (

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
@@ -14,6 +16,7 @@ from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alerts, bands, resources, run_log
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
+from rl_reason.report import calibration, scores as scores_lib
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
 
@@ -75,7 +78,8 @@ def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
   """
   evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
   band = bands.Watch(config_lib.flat(c), output.display.say)
-  return functools.partial(run, c, evaluate, output, band)
+  answer = parts["row_source"].task.answer
+  return functools.partial(run, c, evaluate, output, band, answer)
 
 
 def run(
@@ -83,10 +87,14 @@ def run(
     evaluate: Callable,
     output: Output,
     band: bands.Watch | None,
+    answer: Callable[..., str],
     params: Tree,
     state: RLState,
 ) -> float:
-  """Logs an evaluation; returns the score by which checkpoints compete."""
+  """Logs an evaluation; returns the score by which checkpoints compete.
+
+  `answer` is of the task, for the calibration before and after RL.
+  """
   state.wait()  # sampler and verifiers are shared
   say, start = output.display.say, time.monotonic()
   first_or_last = state.step in (0, c.rl.steps)
@@ -103,6 +111,10 @@ def run(
   values |= resources.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
   output.log.metrics("evaluate", state.step, values)
+  if first_or_last and jax.process_index() == 0:
+    held_out = [x for x in responses if not x.chooses and x.measure == "acc"]
+    bins = {x.name: accuracy.calibration(x, answer) for x in held_out}
+    calibration.write(output.workdir, state.step, bins)
   for of_set in responses:
     head = dict(stage=run_log.DOUBTFUL, step=state.step)
     output.log.samples([head | line for line in of_set.doubtful or ()])
@@ -126,6 +138,13 @@ def run(
     if of_set.chooses:
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
+    terms = [
+        f"{k.removeprefix(scores_lib.REWARD)} {x.text()}"
+        for k, x in scores_lib.by_set(values)[of_set.name].items()
+        if k.startswith(scores_lib.REWARD)
+    ]
+    if terms:
+      say(f"{kind} mean of reward functions{suffix}: {', '.join(terms)}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:
     say(

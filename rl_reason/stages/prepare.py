@@ -324,8 +324,8 @@ def run(
 
   Raises:
     DataError: a source cannot be read, no row of it is left, too many are
-      corrupt, or a training row is an evaluation row and the config does not
-      say what to do about it.
+      corrupt, a held-out prompt is too long, or a training row is an evaluation
+      row; for the last two the config may say what to do.
     Stopped: by SIGTERM; no directory is left that would be taken for complete.
   """
   place = workdir / "data"
@@ -352,6 +352,8 @@ def run(
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)
+    if config.evaluate.long_prompts == "error":
+      tally_lib.check_held_out(tallies, config.rollout.max_prompt)
     for asked in dict.fromkeys(sources):
       kind = facts.kind_of_rows(config, asked)
       verbatim = templates.choose(d.template, kind).published

@@ -31,6 +31,25 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
   return Row(prompt + "=", str(total), difficulty)
 
 
+def renumber(row: Row, rng: np.random.Generator) -> Row:
+  """The same signs with other numbers; running totals stay at least 0."""
+  signs, least = row.prompt[1:-1:2], [0]  # totals that the later signs need
+  for sign in reversed(signs):
+    least.append(least[-1] + 1 if sign == "-" else max(least[-1] - 9, 0))
+  total = int(rng.integers(max(least.pop(), 1), 10))
+  prompt = str(total)
+  for sign in signs:
+    need = least.pop()
+    if sign == "-":
+      digit = int(rng.integers(1, min(total - need, 9) + 1))
+      total -= digit
+    else:
+      digit = int(rng.integers(max(need - total, 1), 10))
+      total += digit
+    prompt += f"{sign}{digit}"
+  return Row(prompt + "=", str(total), row.difficulty)
+
+
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 

@@ -57,6 +57,11 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
       return Row(prompt, str(target), difficulty)
 
 
+def renumber(row: Row, rng: np.random.Generator) -> Row:
+  """As many other numbers, and another target."""
+  return problem(rng, row.difficulty)
+
+
 def _numbers(row: Row) -> list[int]:
   return [int(n) for n in row.prompt.split(":")[0].split(",")]
 
