@@ -384,6 +384,17 @@ def test_only_the_most_undecided_tokens_learn():
   close(got["advantages_BT"], [[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
 
 
+def test_a_correction_that_reads_the_advantages():
+  """log r = .5 in all tokens: far, and A of rows 0 and 3 is above 0."""
+  rows = arrays()
+  rows["sampler_logps_BT"] = rows["logps_BT"] - F(0.5)
+  got = assign(rows, correction=corrections.second_moment)
+  close(
+      got["advantages_BT"],
+      np.exp(0.5) * np.array([[0], [-1], [-1], [0]]) * MASK_BT,
+  )
+
+
 def test_a_correction_for_the_sampler():
   """Ratios 1/2, 4 (cut at 2) and 1; 0 where there is no token."""
   ratio_BT = np.ones((4, 3))
