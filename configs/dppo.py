@@ -1,6 +1,8 @@
 """DPPO (arXiv:2602.04879): a mask by the change of a token's probability.
 
-python -m rl_reason.main --config=configs/dppo.py
+  python -m rl_reason.main --config=configs/dppo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -1,6 +1,8 @@
 """GDPO (arXiv:2601.05242): several rewards, each normalised in its group.
 
-python -m rl_reason.main --config=configs/gdpo.py
+  python -m rl_reason.main --config=configs/gdpo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -1,6 +1,8 @@
 """GMPO (arXiv:2507.20673): the geometric mean of clipped token ratios.
 
-python -m rl_reason.main --config=configs/gmpo.py
+  python -m rl_reason.main --config=configs/gmpo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -1,6 +1,8 @@
 """LUSPO (arXiv:2602.05261): GSPO with the loss of a response times its length.
 
-python -m rl_reason.main --config=configs/luspo.py
+  python -m rl_reason.main --config=configs/luspo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

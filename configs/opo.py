@@ -1,6 +1,8 @@
 """OPO (arXiv:2505.23585): exact on-policy steps, length-weighted baseline.
 
-python -m rl_reason.main --config=configs/opo.py
+  python -m rl_reason.main --config=configs/opo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -1,6 +1,8 @@
 """SAPO (arXiv:2511.20347): a soft gate of the ratio in place of the clip.
 
-python -m rl_reason.main --config=configs/sapo.py
+  python -m rl_reason.main --config=configs/sapo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

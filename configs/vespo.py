@@ -1,6 +1,8 @@
 """VESPO (arXiv:2602.10693): a smooth weight of the ratio of whole responses.
 
-python -m rl_reason.main --config=configs/vespo.py
+  python -m rl_reason.main --config=configs/vespo.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -1,6 +1,8 @@
 """W-REINFORCE (arXiv:2506.01347): positive samples with a tenth of the weight.
 
-python -m rl_reason.main --config=configs/w_reinforce.py
+  python -m rl_reason.main --config=configs/w_reinforce.py
+
+Held-out accuracy: not measured yet.
 """
 
 from rl_reason.configs import base

@@ -130,6 +130,10 @@ FILES = {
         ),
         ({"advantage.name": "gdpo"}, "gdpo normalises several rewards"),
         (
+            {"advantage.name": "gdpo", "reward.functions": "length,length*2"},
+            "needs parts of different names",
+        ),
+        (
             {"advantage.name": "gdpo", "reward.functions": "length"}
             | {"kl.kind": "k1", "kl.coef": 0.1, "kl.place": "reward"},
             "kl.place = 'reward': gdpo would not see it",

@@ -167,6 +167,12 @@ def advantages(c) -> Iterator[Rule]:
     yield "advantage.name", (
         f"{name} normalises several rewards: name some in reward.functions"
     )
+  labels = [x.label for x in reward_terms.terms(c.reward.functions)]
+  if "parts" in inputs and len({*labels, "outcome"}) <= len(labels):
+    yield "reward.functions", (
+        f"{name} needs parts of different names, and 'outcome' is the verdict:"
+        f" rename one of {', '.join(labels)}"
+    )
   if "parts" in inputs and c.kl.place == "reward":
     yield "kl.place", f"{name} would not see it: use 'loss'"
   if name == "confidence_weighted" and facts.two_valued(c):
