@@ -3,7 +3,8 @@
   python -m bench.pages   # writes results/surrogates.html, among others
 
 The page has the formulas in JavaScript, and a test compares them in a browser
-with the functions of `rl_reason.algorithms.surrogates`.
+with the functions of `rl_reason.algorithms.surrogates` and
+`surrogate_variants`.
 """
 
 import pathlib
@@ -71,6 +72,74 @@ CARDS: dict[str, dict[str, Any]] = {
         window="0 to 12",
     ),
 }
+CARDS |= {
+    "sapo": dict(
+        formula="L = -4 / tau sigmoid(tau (r - 1)) A",
+        source="SAPO, arXiv:2511.20347",
+        why="The gate has no edge: the gradient is that of -r A at r = 1 and"
+        " falls smoothly on both sides, so that a token which has moved the"
+        " wrong way also loses weight. A larger tau narrows the gate; the one"
+        " of A < 0 is slightly larger, because these gradients raise all other"
+        " tokens of the vocabulary.",
+        sliders=dict(tau_positive=(0.1, 5, 0.05), tau_negative=(0.1, 5, 0.05)),
+        window="0 to 3",
+    ),
+    "gmpo": dict(
+        formula="L = -s A, s = exp(mean over the response of log r), where log"
+        " r is at most high if A > 0 and at least -low if A < 0",
+        source="GMPO, arXiv:2507.20673",
+        why="The geometric mean of the ratios of a response moves little when"
+        " one ratio is extreme, so each log-ratio may move by .4, further than"
+        " in PPO. The card shows a response whose tokens all have the same"
+        " ratio.",
+        sliders=dict(clip_low=(0, 2, 0.01), clip_high=(0, 2, 0.01)),
+        window="0 to 3",
+    ),
+    "dppo": dict(
+        formula="L = -stop_gradient(min(r, max)) A log p, and 0 where p - p_old"
+        " > high and A > 0, or p_old - p > low and A < 0",
+        source="DPPO (Binary-TV), arXiv:2602.04879",
+        why="The mask looks at the change of the probability and not at its"
+        " ratio: a rare token may become many times as probable, and a frequent"
+        " one is stopped earlier than by PPO. At a probability of .5 before the"
+        " update, as on this card, a bound of .2 stops at r = 1.4 and r = .6.",
+        sliders=dict(
+            change_low=(0, 1, 0.01),
+            change_high=(0, 1, 0.01),
+            ratio_max=(1, 20, 0.5),
+        ),
+        window="0 to 3",
+    ),
+    "vespo": dict(
+        formula="L = -stop_gradient(W^k exp(lam (1 - W))) A log p, W = product"
+        " of r over the response",
+        source="VESPO, arXiv:2602.10693; defaults of TRL",
+        why="The weight of a whole response is largest at W = k / lam and falls"
+        " to 0 on both sides without an edge. W is a product: long responses"
+        " leave the neighbourhood of 1 sooner. The card shows a response of one"
+        " token.",
+        sliders=dict(
+            k_positive=(0, 6, 0.1),
+            lam_positive=(0, 6, 0.1),
+            k_negative=(0, 6, 0.1),
+            lam_negative=(0, 6, 0.1),
+        ),
+        window="0 to 3",
+    ),
+    "ppo_sequence_mask": dict(
+        formula="L = -min(r A, clip(r, 1 - low, 1 + high) A), and 0 where A < 0"
+        " and the mean of -log r over the response exceeds delta",
+        source="DeepSeek-V3.2, arXiv:2512.02556, eq 9",
+        why="An incorrect response that the policy would hardly sample any more"
+        " teaches little, and its gradient can be large: the whole response"
+        " leaves the loss. The card shows a response whose tokens all have the"
+        " same ratio.",
+        sliders=dict(
+            clip_low=(0, 1, 0.01), clip_high=(0, 4, 0.01), delta=(0, 2, 0.05)
+        ),
+        window="0 to 3",
+    ),
+}
 WINDOWS = {
     "1 ± 0.002": (0.998, 1.002),
     "1 ± 0.1": (0.9, 1.1),
@@ -80,7 +149,10 @@ WINDOWS = {
 }
 
 # Whose keywords the sliders can be set to.
-CONFIGS = ("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "cispo")
+CONFIGS = (
+    *("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "luspo"),
+    *("cispo", "sapo", "gmpo", "dppo", "vespo"),
+)
 
 
 def of_package(

@@ -35,6 +35,7 @@ TESTS = {
     "values": ["values"],
     "corrections": ["corrections"],
     "surrogates": ["surrogates"],
+    "surrogate_variants": ["surrogates", "peer_numbers"],
     "advantages": ["advantages"],
     "advantage_variants": ["advantage_variants", "advantages"],
     "variants": ["variants"],

@@ -151,7 +151,7 @@ def get_config():
           whiten=False,  # mean 0 and variance 1 over the tokens of the batch
       )
   )
-  c.surrogate = function("surrogate", "ppo")  # or reinforce, gspo, cispo
+  c.surrogate = function("surrogate", "ppo")  # reinforce, gspo, cispo, sapo...
   c.reduction = function("reduction", "seq_mean_token_mean")  # of token losses
   c.loss = section(
       "loss",
@@ -161,7 +161,9 @@ def get_config():
   )
   c.kl = section(  # to the SFT model
       "kl",
-      kind=choice("none", "k1", "k2", "k3", needs="kl.coef"),
+      kind=choice(
+          *("none", "k1", "k2", "k3", "k3_unbiased", "abs"), needs="kl.coef"
+      ),
       # reward: subtracted from the reward of each token.
       place=choice("loss", "reward", needs="kl.kind"),
       coef=number(0.0, low=0, needs="kl.kind"),

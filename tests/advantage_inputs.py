@@ -19,6 +19,7 @@ OF_RESPONSES = [
     "group_mean_batch_std",
     "leave_one_out",
     "max_rl",
+    "opo",
     "rank",
     "length_weighted",
     "quality_weighted",

@@ -83,6 +83,47 @@ def cispo(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
   return out_BT
 
 
+def sapo(logps_BT, _, old_BT, advantages_BT, mask_BT):
+  out_BT = np.zeros(mask_BT.shape)
+  for at in zip(*np.nonzero(mask_BT), strict=True):
+    out_BT[at] = reference.sapo(
+        logps_BT[at] - old_BT[at], advantages_BT[at], 1.0, 1.05
+    )
+  return out_BT
+
+
+def gmpo(logps_BT, _, old_BT, advantages_BT, mask_BT):
+  """One number a response, for each of its tokens."""
+  out_BT = np.zeros(mask_BT.shape)
+  for b, mask in enumerate(mask_BT):
+    (advantage,) = set(advantages_BT[b, mask])
+    out_BT[b, mask] = reference.gmpo(
+        logps_BT[b, mask], old_BT[b, mask], advantage, 0.4
+    )
+  return out_BT
+
+
+def dppo(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
+  """Masks and weights stay where they are, at `here_BT`: no gradient."""
+  out_BT = np.zeros(mask_BT.shape)
+  for at in zip(*np.nonzero(mask_BT), strict=True):
+    out_BT[at] = reference.dppo(
+        logps_BT[at], old_BT[at], advantages_BT[at], 0.2, 20.0, here_BT[at]
+    )
+  return out_BT
+
+
+def vespo(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
+  """The weights stay where they are, at `here_BT`: no gradient."""
+  out_BT = np.zeros(mask_BT.shape)
+  for b, mask in enumerate(mask_BT):
+    (advantage,) = set(advantages_BT[b, mask])
+    ratio = np.exp(here_BT[b, mask].sum() - old_BT[b, mask].sum())
+    weight = reference.vespo(ratio, advantage)
+    out_BT[b, mask] = -weight * advantage * logps_BT[b, mask]
+  return out_BT
+
+
 def log_likelihood(logps_BT, _, old_BT, advantages_BT, mask_BT):
   return -advantages_BT * logps_BT * mask_BT
 
@@ -104,6 +145,8 @@ class Paper:
     targets: lambda of the critic's targets; None: there is no critic.
     group: whether there are several responses to a prompt.
     fields: of the config that show only outside of an update.
+    scores: of functions of the reward, with their weights.
+    baseline: whether rewards are compared; equal ones then have no signal.
   """
 
   advantage: Callable
@@ -117,6 +160,8 @@ class Paper:
   targets: float | None = None
   group: bool = True
   fields: dict = dataclasses.field(default_factory=dict)
+  scores: tuple[tuple[np.ndarray, float], ...] = ()
+  baseline: bool = True
 
 
 def of_group(function, *more):
@@ -145,6 +190,21 @@ REINFORCE = Paper(
     group=False,
     fields={"updates.minibatches": 1, "updates.epochs": 1},  # on-policy
 )
+SCORES = (  # of eight responses, with the weights of configs/gdpo.py
+    (np.array([0.5, 1, 0.25, 1, 0, 0.75, 0.75, 0.5]), 0.5),
+    (np.array([1, 1, 0.4, 0.6, 0.2, 0.8, 0.4, 1]), -0.1),
+)
+
+
+def gdpo(x):
+  """The verdict and the functions, each normalised in its group."""
+  parts = ((np.where(CORRECT > 0, 1.0, -1.0), 1.0), *SCORES)
+  return sum(
+      weight * reference.group_norm(part_B, x.groups_B)
+      for part_B, weight in parts
+  )
+
+
 PAPERS = {
     "ppo": PPO,
     "grpo": GRPO,
@@ -184,6 +244,28 @@ PAPERS = {
     "gspo": dataclasses.replace(GRPO, loss=gspo),
     "cispo": dataclasses.replace(GRPO, loss=cispo, reduction="token_mean"),
     "max_rl": Paper(of_group("max_rl"), incorrect=0.0),
+    "sapo": dataclasses.replace(GRPO, loss=sapo),
+    "gmpo": dataclasses.replace(GRPO, loss=gmpo),
+    "luspo": dataclasses.replace(
+        GRPO, loss=gspo, reduction="seq_mean_token_sum"
+    ),
+    "dppo": dataclasses.replace(GRPO, loss=dppo, reduction="token_mean"),
+    "vespo": dataclasses.replace(GRPO, loss=vespo, reduction="token_mean"),
+    "opo": dataclasses.replace(
+        REINFORCE,
+        advantage=lambda x: reference.opo(
+            x.rewards_B, x.groups_B, x.mask_BT.sum(1)
+        ),
+        group=True,
+    ),
+    "pass_at_k": Paper(of_group("pass_at_k", 2)),
+    "w_reinforce": dataclasses.replace(
+        REINFORCE,
+        advantage=lambda x: np.where(x.rewards_B > 0, 0.1, -1.0),
+        group=True,
+        baseline=False,
+    ),
+    "gdpo": Paper(gdpo, whiten=True, scores=SCORES),
     "lite_ppo": Paper(
         lambda x: reference.group_mean_batch_std(
             x.rewards_B, x.groups_B, np.ones(8), 1e-6, 1
@@ -205,6 +287,8 @@ def small(name):
   assert (c.critic.pretrain_steps > 0) == (name == "vapo")
   group = 4 if PAPERS[name].group else 1
   c.rollout.update(batch=16, group_size=group, max_prompt=P, max_tokens=T)
+  if name == "pass_at_k":
+    c.advantage.args.k = 2  # of groups of 4
   c.updates.update(minibatches=1, token_budget=2 * (P + T))
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
@@ -213,7 +297,7 @@ def small(name):
   return c
 
 
-def eight_rows(group_size, loss, leaves, cfg):
+def eight_rows(group_size, loss, leaves, cfg, scores=()):
   """The responses, and the reference's log-probs."""
   rng = np.random.default_rng(5)
   tokens_BL, start_B, _ = random_rows(8)
@@ -241,7 +325,7 @@ def eight_rows(group_size, loss, leaves, cfg):
           truncated_B=TRUNCATED,
       ),
       correct_B=CORRECT,
-      scores_EB=(),
+      scores_EB=tuple(score_B for score_B, _ in scores),
       old_logps_BT=logps_BT - ratios_BT,
       stale_lengths_B=np.zeros(8, np.int32),
       age_B=np.zeros(8, np.int32),
@@ -315,7 +399,9 @@ def step_of(name, cfg):
   """
   c, paper = small(name), PAPERS[name]
   leaves = random_leaves(cfg)
-  rows, ref_BT = eight_rows(c.rollout.group_size, paper.loss, leaves, cfg)
+  rows, ref_BT = eight_rows(
+      c.rollout.group_size, paper.loss, leaves, cfg, paper.scores
+  )
   mask_BT = rows.rollouts.mask_BT
   critics = [critic_leaves(leaves, seed) for seed in (0, 1)]
 
@@ -326,6 +412,7 @@ def step_of(name, cfg):
         reference.soft_overlong(n, T, c.reward.overlong_buffer)
         for n in mask_BT.sum(1)
     ]
+  rewards_B += sum(weight * score_B for score_B, weight in paper.scores)
   kl_BT = (rows.old_logps_BT - ref_BT) * mask_BT
   coef = c.kl.coef * (paper.kl == ("k1", "reward"))
   known = Known(

@@ -4,6 +4,8 @@ Written from the papers' formulas and not from the library's code, so that a
 mistake has to be made twice to go unseen. Slow on purpose.
 """
 
+import itertools
+
 import numpy as np
 
 # --- groups, rows and batches ----------------------------------------------
@@ -135,6 +137,34 @@ def max_rl(rewards_B, groups_B):
   return out_B
 
 
+def opo(rewards_B, groups_B, lengths_B):
+  """R less the mean of the group, each response weighed by its length."""
+  out_B = np.zeros(len(rewards_B))
+  for rows in _groups(groups_B):
+    if len(set(rewards_B[rows])) > 1:
+      worth = sum(rewards_B[i] * lengths_B[i] for i in rows)
+      out_B[rows] = rewards_B[rows] - worth / sum(lengths_B[rows])
+  return out_B
+
+
+def pass_at_k(rewards_B, groups_B, k, eps=1e-6):
+  """Pass@k training by all draws of k responses of a group.
+
+  A draw has the reward 1 if one of its responses is a success. The advantage of
+  a response is the mean reward of the draws that contain it, less the mean of
+  all draws, over their standard deviation.
+  """
+  out_B = np.zeros(len(rewards_B))
+  for rows in _groups(groups_B):
+    draws = list(itertools.combinations(rows, k))
+    won = {d: float(any(rewards_B[i] > 0 for i in d)) for d in draws}
+    std = _std(list(won.values()), 0)
+    for i in rows:
+      here = _mean([won[d] for d in draws if i in d])
+      out_B[i] = (here - _mean(list(won.values()))) / (std + eps)
+  return out_B
+
+
 # --- advantages of a token -------------------------------------------------
 
 
@@ -240,6 +270,8 @@ def reduce(name, loss_BT, mask_BT, ids_B):
     return sum(sum(row) / len(row) for row in full) / len(full)
   if name == "seq_mean_token_sum":
     return sum(sum(row) for row in full) / len(full)
+  if name == "token_sum":
+    return sum(sum(row) for row in full)
   if name == "constant":
     return sum(sum(row) for row in full) / (len(full) * len(mask_BT[0]))
   assert name == "prompt_token_mean"
@@ -274,6 +306,37 @@ def cispo(logp, old_logp, advantage, low, high, weight_logp=None):
   weight_logp = logp if weight_logp is None else weight_logp
   ratio = np.exp(min(max(weight_logp - old_logp, -20.0), 20.0))
   return -min(max(ratio, 1 - low), 1 + high) * advantage * logp
+
+
+def sapo(log_ratio, advantage, tau_positive, tau_negative):
+  """Minus SAPO's objective of one token."""
+  tau = tau_positive if advantage > 0 else tau_negative
+  gate = 1 / (1 + np.exp(-tau * (np.exp(log_ratio) - 1)))
+  return -4 * gate / tau * advantage
+
+
+def gmpo(logps_T, old_logps_T, advantage, bound):
+  """GMPO for one response: the geometric mean of its clipped ratios."""
+  logs = [a - b for a, b in zip(logps_T, old_logps_T, strict=True)]
+  if advantage > 0:
+    logs = [min(x, bound) for x in logs]
+  else:
+    logs = [max(x, -bound) for x in logs]
+  return -np.exp(_mean(logs)) * advantage
+
+
+def dppo(logp, old_logp, advantage, bound, most, weight_logp):
+  """DPPO's loss of one token; mask and weight are taken at `weight_logp`."""
+  change = np.exp(weight_logp) - np.exp(old_logp)
+  if (advantage > 0 and change > bound) or (advantage <= 0 and change < -bound):
+    return 0.0
+  return -min(np.exp(weight_logp - old_logp), most) * advantage * logp
+
+
+def vespo(ratio, advantage):
+  """VESPO's weight of a response whose tokens have this product of ratios."""
+  k, lam = (2, 3) if advantage >= 0 else (3, 2)
+  return ratio**k * np.exp(lam * (1 - ratio))
 
 
 def k3(logp, ref):

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from advantage_inputs import B, H, T, call, function, strategy
 from by_hand import DTYPES, NEAR, QUICK, public
 from hypothesis import given, strategies as st
 
 from rl_reason.algorithms import advantage_variants, surrogates
 from rl_reason.algorithms.reductions import whiten
+
+SIGNS = st.sampled_from([1.0, -1.0])
 
 # --- by hand -----------------------------------------------------------------
 
@@ -26,6 +29,32 @@ BATCH = dict(
 )
 WEIGHED = dict(rewards_B=[1.0, 0.0, 3.0], groups_B=[0, 0, 0])
 BY_HAND = [  # (name, arrays, keywords, wanted)
+    # Lengths 1, 4, 3: the baseline is (1 + 0 + 9) / 8 = 5/4.
+    (
+        "opo",
+        WEIGHED
+        | dict(mask_BT=np.array([[0, 1, 0, 0], [1] * 4, [1, 1, 1, 0]]) > 0),
+        {},
+        [-1 / 4, -5 / 4, 7 / 4],
+    ),
+    # One success of 4, k = 2: P = 1 - C(3, 2) / C(4, 2) = 1/2, s = 1/2; the
+    # success has (1/2) / (1/2), a failure 1/2 - C(2, 1) / C(3, 1) = -1/6 over
+    # 1/2. Three successes of 4: every draw has one, and there is no signal.
+    (
+        "pass_at_k",
+        dict(
+            rewards_B=[1.0, -1, -1, -1, 1, 1, 0, 1],
+            groups_B=[7, 7, 7, 7, 2, 2, 2, 2],
+        ),
+        dict(k=2, eps=0.0),
+        [1, -1 / 3, -1 / 3, -1 / 3, 0, 0, 0, 0],
+    ),
+    (
+        "weak_positives",
+        dict(rewards_B=[1.0, -1.0, 0.0, 3.0, -2.0]),
+        dict(weight=0.25),
+        [0.25, -1, 0, 0.75, -2],
+    ),
     # Ranks 4, 1, 2.5, 2.5, less 5/2, over 2; ranks 1, 2, 3 less 2, over 3/2.
     (
         "rank",
@@ -147,6 +176,9 @@ def test_by_hand(name, rows, keywords, wanted, dtype):
 def test_defaults():
   norm = dict(eps=1e-6, ddof=1)
   wanted = dict(
+      pass_at_k=dict(k=4, eps=1e-6),
+      weak_positives=dict(weight=0.1),
+      gdpo=norm,
       hierarchical=dict(mix=0.5) | norm,
       explore=dict(bonus=0.1, decay=1.0) | norm,
       gae_exp_complexity=dict(
@@ -160,7 +192,55 @@ def test_defaults():
 
 
 def test_every_variant_has_numbers_by_hand():
-  assert {x[0] for x in BY_HAND} == public(advantage_variants)
+  # Of `gdpo`, in the test below.
+  assert {x[0] for x in BY_HAND} | {"gdpo"} == public(advantage_variants)
+
+
+@DTYPES
+def test_gdpo_by_hand(dtype):
+  """Parts of deviations +-1/2 and +-5: both normalise to +-sqrt(1/2).
+
+  The second one weighs 1/2 and has the other sign; in the other group only it
+  differs. The fifth row is padding. Shares: 2 of 4 terms are 1, 4 are 1/2.
+  """
+  a, b = np.array([1.0, 0, 0, 0, 9]), np.array([0.0, 10, 30, 20, -50])
+  with jax.enable_x64(dtype == "float64"):
+    parts = {"a": (jnp.array(a, dtype), 1.0), "b": (jnp.array(b, dtype), 0.5)}
+    got, metrics = advantage_variants.gdpo(
+        jnp.array(a + b / 2, dtype),
+        jnp.array([0, 0, 1, 1, -1]),
+        jnp.array([True] * 4 + [False]),
+        parts,
+        eps=1e-30,
+    )
+  assert got.dtype == dtype
+  want = np.array([0.5, -0.5, 0.5, -0.5]) * HALF
+  np.testing.assert_allclose(got[:4], want, rtol=1e-6)
+  wanted = {
+      "reward/a/mean": 1 / 4,
+      "reward/a/std": a[:4].std(),
+      "reward/a/advantage_share": 1 / 2,
+      "reward/b/mean": 15,
+      "reward/b/std": b[:4].std(),
+      "reward/b/advantage_share": 1 / 2,
+  }
+  assert metrics == pytest.approx(wanted, rel=1e-6)
+
+
+@given(data=st.data())
+@QUICK
+def test_pass_at_k_is_the_mean_over_all_draws(data):
+  """k = 1 is GRPO with the deviation of G and not of G - 1."""
+  rewards_B = np.array(data.draw(st.lists(SIGNS, min_size=B, max_size=B)))
+  groups_B = np.repeat([3, -1], B // 2).astype(np.int32)
+  rows = dict(rewards_B=rewards_B, groups_B=groups_B)
+  k = data.draw(st.integers(1, B // 2))
+  wanted = reference.pass_at_k(rewards_B, groups_B, k)
+  got = call("pass_at_k", rows, k=k)
+  np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+  if k == 1:
+    grpo = call("group_norm", rows, ddof=0)
+    np.testing.assert_allclose(got, grpo, rtol=1e-4, atol=1e-5)
 
 
 # --- one is another in the limit ---------------------------------------------

@@ -117,6 +117,28 @@ FILES = {
             "no length penalty, cosine",
         ),
         (
+            {"advantage.name": "pass_at_k", "advantage.args.k": 9},
+            "advantage.args.k = 9: must be at most rollout.group_size = 8",
+        ),
+        (
+            {"advantage.name": "pass_at_k", "reward.functions": "length"},
+            "a reward above 0 is a success",
+        ),
+        (
+            {"advantage.name": "weak_positives", "reward.incorrect": 0.0},
+            "reward.incorrect = 0.0: must be below 0",
+        ),
+        ({"advantage.name": "gdpo"}, "gdpo normalises several rewards"),
+        (
+            {"advantage.name": "gdpo", "reward.functions": "length,length*2"},
+            "needs parts of different names",
+        ),
+        (
+            {"advantage.name": "gdpo", "reward.functions": "length"}
+            | {"kl.kind": "k1", "kl.coef": 0.1, "kl.place": "reward"},
+            "kl.place = 'reward': gdpo would not see it",
+        ),
+        (
             {"advantage.name": "confidence_weighted"},
             "two-valued rewards have no degrees of confidence",
         ),

@@ -49,7 +49,49 @@ def test_by_hand(level, dtype):
 
 
 def test_every_correction_has_numbers_by_hand():
-  assert public(corrections) == {"truncate", "two_sided"}
+  assert public(corrections) == {"truncate", "two_sided", "second_moment"}
+
+
+@DTYPES
+def test_second_moment_by_hand(dtype):
+  """log r where a clip could stop a token: .1, .2, .3, .5 (A < 0: minus that).
+
+  Squares .01, .04, .09, .25 have the running means .01, .025, .0467, .0975: at
+  .05 the last one goes, at .04 (the default) the last two, at .005 all. The
+  others stay, however large: log r against the sign of A, A of 0, masked.
+  """
+  log = np.array([[0.1, -0.5, 0.2, 3], [-0.3, 2, -3, 9]])
+  sign = np.array([[1, -1, 1, -1], [-1, 0, 1, 1]])
+  mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]]) > 0
+  inputs = log - 3, np.full(log.shape, -3.0), mask, sign * 1.0
+  for more, dropped in [
+      (dict(threshold=0.05), [-0.5]),
+      ({}, [-0.5, -0.3]),
+      (dict(threshold=0.005), [-0.5, -0.3, 0.1, 0.2]),
+      (dict(threshold=1.0), []),
+  ]:
+    got = call(corrections.second_moment, *inputs, dtype=dtype, **more)
+    wanted = np.exp(log) * mask * ~np.isin(log, dropped)
+    close(got, wanted, **NEAR[dtype])
+
+
+@given(old_BT=floats(4, 5), sampler_BT=floats(4, 5), mask_BT=bools(4, 5))
+@QUICK
+def test_second_moment_keeps_as_many_as_it_may(old_BT, sampler_BT, mask_BT):
+  """One token more, and the mean of the squares exceeds the threshold."""
+  sign_BT = np.where(np.arange(20).reshape(4, 5) % 3, 1.0, -1.0)
+  got_BT = call(corrections.second_moment, old_BT, sampler_BT, mask_BT, sign_BT)
+  log_BT = old_BT - sampler_BT
+  active_BT = mask_BT & (log_BT * sign_BT > 0)
+  kept = np.sort(log_BT[active_BT & (got_BT > 0)] ** 2)
+  gone = np.sort(log_BT[active_BT & (got_BT == 0)] ** 2)
+  if kept.size:
+    assert kept.mean() <= 0.04
+  if gone.size:
+    assert gone[0] >= kept.max(initial=0)
+    assert np.append(kept, gone[0]).mean() > 0.04
+  rest_BT = mask_BT & ~active_BT
+  close(got_BT[rest_BT], np.exp(log_BT[rest_BT]), **NEAR["float32"])
 
 
 def test_bounds_belong_to_the_interval():

@@ -179,6 +179,53 @@ def test_a_reward_that_is_not_finite_is_in_no_baseline(bad, options):
   assert batch.mask_BT.tolist() == (MASK_BT * [[1], [0], [1], [1]]).tolist()
 
 
+def test_parts_of_the_reward():
+  """The outcome of weight 1, and scores whose weights move; 0 where NaN."""
+  rows = arrays() | dict(
+      correct_B=np.array([1, -1, 0, 1], F),
+      truncated_B=np.zeros(4, bool),
+      scores_EB=(np.array([3, 4, np.nan, 0], F),),
+      progress=F(0.5),
+  )
+  reward = functools.partial(
+      credit.outcome, max_tokens=10, term_weights=((0.0, 0.5),)
+  )
+  parts = functools.partial(
+      variants.reward_parts, reward=reward, weights={"steps": (0.0, 0.5)}
+  )
+  found = parts(rows)
+  assert [*found] == ["outcome", "steps"]
+  close(found["outcome"][0], [1, 0, -1, 1])
+  assert found["outcome"][1] == 1 and found["steps"][1] == 0.25
+  close(found["steps"][0], [3, 4, 0, 0])
+  got = credit.rewards_and_advantages(
+      rows,
+      reward=reward,
+      assign=functools.partial(credit.assign, advantage=function("gdpo")),
+      parts=parts,
+  )
+  # Of the rows 0 and 3 each is alone in its group: 1 and 2 have no reward.
+  close(got["rewards_B"], [1.75, np.nan, np.nan, 1])
+  assert not np.asarray(got["advantages_BT"]).any()
+  metrics = got["metrics"]
+  assert metrics["reward/outcome/mean"] == 1
+  assert metrics["reward/steps/mean"] == 1.5
+  # With rewards 1 and -1 in a group, and 1 and 3 of the function.
+  whole = rows | dict(
+      correct_B=np.array([1, 0, 0, 0], F),
+      scores_EB=(np.array([1, 3, 5, 5], F),),
+  )
+  got = credit.rewards_and_advantages(
+      whole,
+      reward=reward,
+      assign=functools.partial(credit.assign, advantage=function("gdpo")),
+      parts=parts,
+  )
+  want = np.array([[1], [-1], [0], [0]]) * 0.75 * np.sqrt(0.5) * MASK_BT
+  close(got["advantages_BT"], want)
+  assert got["metrics"]["reward/steps/advantage_share"] == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("bootstrap", [False, True])
 def test_a_response_whose_verifier_failed_has_no_reward(bootstrap):
   """Nor is it part of the mean that a truncated one gets: here of 1 alone."""
@@ -335,6 +382,17 @@ def test_only_the_most_undecided_tokens_learn():
   )
   got = assign(arrays(entropy_BT=entropy_BT.astype(F)), top_entropy=1 / 3)
   close(got["advantages_BT"], [[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
+
+
+def test_a_correction_that_reads_the_advantages():
+  """log r = .5 in all tokens: far, and A of rows 0 and 3 is above 0."""
+  rows = arrays()
+  rows["sampler_logps_BT"] = rows["logps_BT"] - F(0.5)
+  got = assign(rows, correction=corrections.second_moment)
+  close(
+      got["advantages_BT"],
+      np.exp(0.5) * np.array([[0], [-1], [-1], [0]]) * MASK_BT,
+  )
 
 
 def test_a_correction_for_the_sampler():

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from rl_reason.algorithms import kl as kl_lib
 from rl_reason.stages import reward_model
 
-KINDS = ["k1", "k2", "k3"]
+KINDS = ["k1", "k2", "k3", "k3_unbiased", "abs"]
 
 
 @functools.cache
@@ -59,6 +59,27 @@ def test_kl_by_hand(dtype):
       value, [0.004837418036, 0.718281828459, 0], rtol=1e-6, atol=3e-8
   )
   np.testing.assert_allclose(grad, [0.0951625820, -1.718281828, 0], rtol=2e-6)
+  unbiased, grad = divergence(diffs, "k3_unbiased", dtype)
+  np.testing.assert_array_equal(unbiased, value)
+  np.testing.assert_allclose(grad, diffs, rtol=2e-7)
+  value, grad = divergence(diffs[:2], "abs", dtype)
+  np.testing.assert_allclose(value, [0.1, 1], rtol=2e-7)
+  np.testing.assert_allclose(grad, [1, -1], rtol=2e-7)
+
+
+@DTYPES
+def test_unbiased_k3_by_hand(dtype):
+  """d = -1, r = 3 and 1/2: r times .71828183, and the gradient r d."""
+  with jax.enable_x64(dtype == "float64"):
+    logps_BT = jnp.full((1, 2), -2.0, dtype)
+    old_BT = logps_BT - jnp.log(jnp.array([[3.0, 0.5]], dtype))
+    value, pull = jax.vjp(
+        lambda x: kl_lib.k3_unbiased(x, logps_BT + 1, old_BT), logps_BT
+    )
+    (grad,) = pull(jnp.ones_like(value))
+  want = np.array([[3, 0.5]]) * 0.718281828459
+  np.testing.assert_allclose(value, want, rtol=1e-6)
+  np.testing.assert_allclose(grad, [[-3, -0.5]], rtol=1e-6)
 
 
 @DTYPES
@@ -118,7 +139,7 @@ def test_extreme_log_probs_stay_finite(kind, dtype):
     value, grad = divergence([d], kind, dtype)
     assert np.isfinite(value) and np.isfinite(grad)
   value, grad = divergence([0.0], kind, dtype, ref=-1e4)
-  assert value == 0 and grad == (kind == "k1")
+  assert value == 0 and grad == (kind in ("k1", "abs"))
 
 
 def test_what_the_gradients_are_on_policy():
@@ -144,10 +165,36 @@ def test_what_the_gradients_are_on_policy():
   assert np.abs(grads["k3"] - wanted).max() > 0.05
 
 
+@pytest.mark.parametrize("kind", ["k3_unbiased", "k2"])
+def test_only_the_unbiased_k3_has_the_gradient_off_policy(kind):
+  """Three tokens by their probability under another policy."""
+  with jax.enable_x64(True):
+    old_V = jnp.log(jnp.array([0.6, 0.1, 0.3]))
+    ref_V = jnp.log(jnp.array([0.2, 0.5, 0.3]))
+
+    def exact(logits_V):
+      logp_V = jax.nn.log_softmax(logits_V)
+      return jnp.sum(jnp.exp(logp_V) * (logp_V - ref_V))
+
+    def expected(logits_V):
+      logp_V = jax.nn.log_softmax(logits_V)
+      some = (x[None] for x in (logp_V, ref_V, old_V))
+      return jnp.sum(jnp.exp(old_V) * kl_lib.estimate(kind, *some))
+
+    logits_V = jnp.array([0.3, -0.8, 1.1])
+    gap_V = jax.grad(expected)(logits_V) - jax.grad(exact)(logits_V)
+    gap = exact(logits_V) - expected(logits_V)
+  if kind == "k3_unbiased":
+    np.testing.assert_allclose([*gap_V, gap], 0, atol=1e-15)
+  else:
+    assert np.abs(gap_V).max() > 0.05
+
+
 def test_wrong_kinds_and_shapes():
   with pytest.raises(AssertionError):
     kl_lib.estimate("k1", jnp.zeros((2, 1)), jnp.zeros((2, 3)))
-  assert public(kl_lib) == {*KINDS, "estimate"}  # all in test_kl_by_hand
+  assert {*kl_lib.ESTIMATORS} == {*KINDS}  # all in test_kl_by_hand
+  assert public(kl_lib) == {*KINDS, "absolute", "estimate"} - {"abs"}
   with pytest.raises(ValueError, match="kl kind 'k4': one of k1, k2, k3"):
     kl_lib.estimate("k4", jnp.zeros((1, 1)), jnp.zeros((1, 1)))
 

@@ -105,6 +105,18 @@ def test_ratios_of_the_metrics_are_clamped():
   close(metrics["ratio_mean"], (np.exp(20) + 0.5 + 1) / 3)
 
 
+def test_an_unbiased_kl_in_the_loss():
+  """k3 is 0, 1 - ln 2 and ln 2 - 1/2; ratios 3/2, 1/2 and 1; d 0, -ln 2, ln 2.
+
+  The gradient by the log-prob is that of the surrogate, and coef r d / 3.
+  """
+  metrics, grad, _ = total(kl="k3_unbiased")
+  log2 = np.log(2)
+  close(metrics["kl_loss"], ((1 - log2) / 2 + log2 - 0.5) / 3)
+  _, plain, _ = total()
+  close(grad - plain, 0.5 / 3 * np.array([[0, -log2 / 2], [log2, 0]]))
+
+
 def test_a_kl_in_the_loss():
   """d = 0, -ln 2, ln 2: k1 adds up to 0, k2 to ln(2)^2."""
   metrics, _, _ = total(kl="k2")

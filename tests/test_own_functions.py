@@ -100,6 +100,7 @@ def test_gmpo_is_a_surrogate(directory):
             r"raises, when it is traced, AttributeError: .* \(made_\w+.py:3, ",
         ),
         ("advantage", "x", None),
+        ("advantage", "x, dict(mine=x.sum())", None),
         ("surrogate", "x", "must return arrays with the axes"),
         ("surrogate", "(x, dict(clipped=x))", "'clipped_lower': 'BT'"),
         ("surrogate", "(x, dict(clipped=x, clipped_lower=x, more=x))", None),
@@ -123,6 +124,17 @@ def test_what_a_function_returns_is_known_before_sft(
   with pytest.raises(errors.ConfigError, match=error) as e:
     traced_functions.check(c)
   assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
+
+
+def test_an_advantage_of_parts_of_the_reward(directory):
+  code = (
+      "def f(rewards_B, parts):\n"
+      "  return sum(weight * x_B for x_B, weight in parts.values())\n"
+  )
+  (directory / "made_of_parts.py").write_text(code)
+  c = importlib.import_module("configs.base").arithmetic()
+  c.advantage.update(name="made_of_parts:f", args={})
+  traced_functions.check(c)
 
 
 def test_a_run_checks_what_functions_return_first(directory):

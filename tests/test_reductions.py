@@ -28,6 +28,7 @@ AGGREGATIONS = [
     "token_mean",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
+    "token_sum",
     "constant",
     "prompt_token_mean",
 ]
@@ -100,6 +101,7 @@ BY_HAND = [  # (name, inputs, keywords, wanted)
         {},
         weights(1 / 3, 1 / 3, 1 / 3),
     ),
+    ("token_sum", (MASK_BT, PROMPTS_B), {}, weights(1, 1, 1)),
     ("constant", (MASK_BT, PROMPTS_B), {}, weights(1 / 12, 1 / 12, 1 / 12)),
     (
         "prompt_token_mean",

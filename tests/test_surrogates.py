@@ -13,9 +13,10 @@ from by_hand import DTYPES, public, quick_jit
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms import reductions, surrogate_variants, surrogates
 
 NAMES = ["ppo", "reinforce", "gspo", "cispo"]
+VARIANTS = ["sapo", "gmpo", "dppo", "vespo", "ppo_sequence_mask"]
 NEAR = {
     "float32": dict(rtol=2e-6, atol=2e-6),
     "float64": dict(rtol=1e-12, atol=1e-13),
@@ -24,12 +25,17 @@ QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 DAPO = dict(clip_low=0.2, clip_high=0.28)
 
 
+def function(name):
+  place = surrogates if name in NAMES else surrogate_variants
+  return getattr(place, name)
+
+
 @functools.cache
 def program(name, static):
   """jit: -> d sum(w * loss) / d logps, loss and flags."""
 
   def total(logps_BT, old_BT, advantages_BT, w_BT, mask_BT, clip):
-    loss_BT, aux = getattr(surrogates, name)(
+    loss_BT, aux = function(name)(
         logps_BT, old_BT, advantages_BT, mask_BT, **clip, **dict(static)
     )
     return jnp.sum(jnp.where(mask_BT, w_BT * loss_BT, 0)), (loss_BT, aux)
@@ -51,7 +57,7 @@ def call(
   filled = [np.zeros((5, 6), x.dtype) for x in arrays]
   for x, y in zip(filled, arrays, strict=True):
     x[seen] = y
-  parameters = inspect.signature(getattr(surrogates, name)).parameters.values()
+  parameters = inspect.signature(function(name)).parameters.values()
   clip = {
       p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY
   } | clip
@@ -100,6 +106,7 @@ def test_ppo_by_hand(dtype):
 def test_every_surrogate_has_numbers_by_hand():
   tested = {x[5:-8] for x in globals() if x.endswith("_by_hand")}
   assert public(surrogates) == set(NAMES) <= tested
+  assert public(surrogate_variants) == set(VARIANTS) <= tested
 
 
 @DTYPES
@@ -319,13 +326,144 @@ def test_cispo_and_reinforce_match_numpy(logps, advantage, old):
   np.testing.assert_allclose(aux["ratio"][0], np.exp(logps - old), rtol=1e-12)
 
 
+# --- variants ----------------------------------------------------------------
+
+
+@DTYPES
+def test_sapo_by_hand(dtype):
+  """tau 2 for A > 0, ln 3 for A < 0: gates 4 / tau sigmoid(tau (r - 1)).
+
+  r = 1 + ln(3) / 2: sigmoid(ln 3) = 3/4, the gate is 2 * 3/4 = 3/2, and its
+  slope by log p 4 r (3/4) (1/4) = 3 r / 4. r = 2, A < 0: the same sigmoid, the
+  gate is 3 / ln 3 and its slope 3/2. r = 1: the slope is 1.
+  """
+  high = 1 + np.log(3) / 2
+  loss, grad, aux = of_tokens(
+      "sapo",
+      np.log([high, 2, 1]),
+      [2, -2, 2],
+      dtype,
+      tau_positive=2.0,
+      tau_negative=np.log(3),
+  )
+  np.testing.assert_allclose(loss, [-3, 6 / np.log(3), -2], **NEAR[dtype])
+  np.testing.assert_allclose(grad, [-1.5 * high, 3, -2], **NEAR[dtype])
+  np.testing.assert_allclose(aux["ratio"], [high, 2, 1], **NEAR[dtype])
+  assert not aux["clipped"].any()
+  far = [[25.0], [-25.0]]
+  _, _, aux = call("sapo", far, 0.0, 1.0, True, dtype)
+  np.testing.assert_allclose(aux["ratio"][:, 0], np.exp([20, -20]), rtol=2e-6)
+
+
+@DTYPES
+def test_gmpo_by_hand(dtype):
+  """Positive advantages clip log r above .4, negative ones below -.4.
+
+  A = 2: .1, .5, -.9 become .1, .4, -.9: s = exp(-.4 / 3). A = -1: .3, -.6
+  become .3, -.4: s = exp(-.05). The gradient of a token that weighs 1/|o| is
+  -s A / |o|, and 0 if the token is clipped.
+  """
+  mask = np.array([[1, 1, 1], [1, 1, 0]]) > 0
+  loss, grad, aux = call(
+      *("gmpo", [[0.1, 0.5, -0.9], [0.3, -0.6, 9]], 0.0, [[2.0], [-1.0]]),
+      *(mask, dtype, mask / mask.sum(1, keepdims=True)),
+  )
+  s = np.exp([-0.4 / 3, -0.05])
+  want = np.array([[-2 * s[0]], [s[1]]]) * mask
+  np.testing.assert_allclose(loss * mask, want, **NEAR[dtype])
+  free = [[1 / 3, 0, 1 / 3], [1 / 2, 0, 0]]
+  np.testing.assert_allclose(grad, want * free, **NEAR[dtype])
+  clipped = [[False, True, False], [False, True, False]]
+  assert (aux["clipped"] & mask).tolist() == clipped
+
+
+@DTYPES
+def test_dppo_by_hand(dtype):
+  """Bounds .2 / .3 on p - p_old, with a ratio of at most 2.
+
+  A = 1: .4 to .6 and .4 to .8 (ratios 1.5 and 2), a rise of .2 and of .4: only
+  the second has no loss. .01 to .04 is a ratio of 4, which weighs 2. A = -1: .5
+  to .4 falls by .1, .5 to .25 by .25: the second has none; .5 to .9 has risen.
+  """
+  old = np.array([[0.4, 0.4, 0.01, 0.5, 0.5, 0.5]])
+  new = np.array([[0.6, 0.8, 0.04, 0.4, 0.25, 0.9]])
+  sign = np.array([[1, 1, 1, -1, -1, -1]])
+  loss, grad, aux = call(
+      *("dppo", np.log(new), np.log(old), sign, True, dtype),
+      **dict(change_low=0.2, change_high=0.3, ratio_max=2.0),
+  )
+  weight = np.array([[1.5, 0, 2, 0.8, 0, 1.8]])
+  np.testing.assert_allclose(loss, -weight * sign * np.log(new), **NEAR[dtype])
+  np.testing.assert_allclose(grad, -weight * sign, **NEAR[dtype])
+  assert aux["clipped"].tolist() == [[False, True, False, False, True, False]]
+
+
+@DTYPES
+def test_vespo_by_hand(dtype):
+  """W = 2 (of 1/2 and 4; a third token is masked), A = 3 and A = -3.
+
+  Weights 2^2 exp(-3) and 2^3 exp(-2), for both tokens; their losses are
+  -weight A log p, with log p = ln(1/2) and ln(4).
+  """
+  mask = np.array([[True, True, False]])
+  for advantage, weight in [(3, 4 * np.exp(-3)), (-3, 8 * np.exp(-2))]:
+    loss, grad, aux = call(
+        "vespo", np.log([[0.5, 4, 9]]), 0.0, advantage, mask, dtype
+    )
+    want = -weight * advantage * np.log([0.5, 4])
+    np.testing.assert_allclose(loss[0, :2], want, **NEAR[dtype])
+    np.testing.assert_allclose(
+        grad[0], [-weight * advantage] * 2 + [0], **NEAR[dtype]
+    )
+    np.testing.assert_allclose(aux["ratio"][0, :2], 2, **NEAR[dtype])
+
+
+@DTYPES
+def test_ppo_sequence_mask_by_hand(dtype):
+  """Means of -log r: .6, .4 (a third token is masked) and -.1; delta is .5.
+
+  Only the first response is far, and of it only tokens with A < 0 leave. Of the
+  second, r = e^-.7 and e^-.1 with A = -1: the first is below .8, the second is
+  free. Of the third r = e^.1, free.
+  """
+  logps = [[-0.6, -0.6, 9], [-0.7, -0.1, -9], [0.1, 0.1, 0.1]]
+  advantage = np.array([[-1, 1, 0], [-1, -1, 0], [-1, -1, -1]])
+  mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 1]]) > 0
+  loss, grad, aux = call(
+      "ppo_sequence_mask", logps, 0.0, advantage, mask, dtype
+  )
+  r = np.exp([-0.6, -0.1, 0.1])
+  want = [[0, -r[0], 0], [0.8, r[1], 0], [r[2]] * 3]
+  np.testing.assert_allclose(loss * mask, want, **NEAR[dtype])
+  free = np.array([[0, 1, 0], [0, 1, 0], [1, 1, 1]])
+  np.testing.assert_allclose(grad, want * free, **NEAR[dtype])
+  clipped = [[True, False, False], [True, False, False], [False] * 3]
+  assert (aux["clipped"] & mask).tolist() == clipped
+
+
+def test_defaults_of_variants_are_the_published_ones():
+  clamp = dict(log_ratio_max=20.0)
+  wanted = dict(
+      sapo=dict(tau_positive=1.0, tau_negative=1.05) | clamp,
+      gmpo=dict(clip_low=0.4, clip_high=0.4),
+      dppo=dict(change_low=0.2, change_high=0.2, ratio_max=20.0) | clamp,
+      vespo=dict(
+          k_positive=2.0, lam_positive=3.0, k_negative=3.0, lam_negative=2.0
+      )
+      | clamp,
+      ppo_sequence_mask=dict(clip_low=0.2, clip_high=0.2, delta=0.5) | clamp,
+  )
+  for name in VARIANTS:
+    assert function(name).__kwdefaults__ == wanted[name], name
+
+
 # --- all of them -------------------------------------------------------------
 
 
 @DTYPES
 @pytest.mark.parametrize(
     ("name", "clip"),
-    [(name, {}) for name in NAMES] + [("ppo", dict(dual_clip=3.0))],
+    [(name, {}) for name in NAMES + VARIANTS] + [("ppo", dict(dual_clip=3.0))],
 )
 def test_on_policy_gradient_is_minus_advantage(name, clip, dtype):
   """At r = 1 nothing clips, whatever the sign: plain REINFORCE.
@@ -335,12 +473,13 @@ def test_on_policy_gradient_is_minus_advantage(name, clip, dtype):
   advantage = np.array([2.0, 0.5, 0.0, -0.5, -2.0])
   logps = [[-0.1, -3.0, 0.0, -30.0, -1.7]]
   _, grad, aux = call(name, logps, logps, advantage, True, dtype, **clip)
-  np.testing.assert_array_equal(grad[0], -advantage)
+  near = dict(rtol=2e-7, atol=0) if name in VARIANTS else dict(rtol=0)
+  np.testing.assert_allclose(grad[0], -advantage, **near)
   assert (aux["ratio"] == 1).all()
   assert not aux["clipped"].any() and not aux["clipped_lower"].any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + VARIANTS)
 def test_what_is_hidden_does_not_leak(name):
   """Numbers that are not stay where they are: neighbours do not see them."""
   rng = np.random.default_rng(0)
@@ -355,7 +494,7 @@ def test_what_is_hidden_does_not_leak(name):
 
 
 @DTYPES
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + VARIANTS)
 def test_extreme_log_probs_stay_finite(name, dtype):
   """Log-probs of 0 and of tokens that all but cannot happen."""
   logps, old = [[-1e4], [0], [-1e4], [-1e-30]], [[0], [-1e4], [-1e4], [0]]
@@ -363,7 +502,7 @@ def test_extreme_log_probs_stay_finite(name, dtype):
   assert np.isfinite(loss).all() and np.isfinite(grad).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + VARIANTS)
 @pytest.mark.parametrize("odd", range(4))
 def test_shapes_are_checked(name, odd):
   """A [B, 1] advantage or a [B] mask would broadcast in silence."""
@@ -371,4 +510,4 @@ def test_shapes_are_checked(name, odd):
     arrays = [jnp.zeros((2, 3))] * 4
     arrays[odd] = jnp.zeros(shape)
     with pytest.raises(AssertionError):
-      getattr(surrogates, name)(*arrays)
+      function(name)(*arrays)

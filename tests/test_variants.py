@@ -373,3 +373,21 @@ def test_adaptive_entropy_by_hand():
   ]
   assert after == pytest.approx([0.7, 0.3, 0.3, 0.0])
   assert variants.adaptive_entropy(0.5, 0.0, target=1.0) == 0.501
+
+
+def test_reward_parts_by_hand():
+  """The outcome has weight 1; weights move from 2 to 0: 1.5 at a quarter."""
+  rows = dict(scores_EB=(np.array([3.0, np.nan]),), progress=0.25)
+  seen = []
+
+  def reward(rows, *, term_weights=((2.0, 0.0),)):
+    seen.append(term_weights)
+    return np.array([1.0, np.nan])
+
+  found = variants.reward_parts(
+      rows, reward=reward, weights={"judge": (2.0, 0.0)}
+  )
+  assert [*found] == ["outcome", "judge"] and seen == [()]
+  np.testing.assert_array_equal(found["outcome"][0], [1, 0])
+  np.testing.assert_array_equal(found["judge"][0], [3, 0])
+  assert (found["outcome"][1], found["judge"][1]) == (1, 1.5)

@@ -112,7 +112,7 @@ def test_a_preset_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(errors.ConfigError, match="no such file"):
       config_files.find_file(name)
   with pytest.raises(errors.ConfigError, match="did you mean dapo"):
-    config_files.read("dappo")
+    config_files.read("dapoo")
 
 
 def test_configs_of_a_checkout_are_those_of_the_package():

@@ -1,11 +1,13 @@
-"""Advantages that no algorithm of a paper uses; chosen like the others.
+"""Advantages outside of the reading path; chosen like the others.
 
 See `advantages.py` for the conventions, `credit.py` for the arrays. Weighted
-baselines are leave-one-out: the reward and the weight of a response are not
-part of its own baseline, which keeps the policy gradient unbiased. Advantages
-are 0 in groups whose rewards are all equal, and outside the mask.
+baselines without a paper are leave-one-out: the reward and the weight of a
+response are not part of its own baseline, which keeps the policy gradient
+unbiased. Advantages are 0 in groups whose rewards are all equal (except
+`weak_positives`), and outside the mask.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import chex
@@ -25,6 +27,112 @@ from rl_reason.algorithms.reductions import (
     whiten,
 )
 from rl_reason.base.structs import Array, NonNegative, Positive, UnitInterval
+
+# --- of papers, one per response ---------------------------------------------
+
+
+def opo(rewards_B: Array, groups_B: Array, mask_BT: Array) -> Array:
+  """R - sum(|o| R) / sum(|o|) in the group: OPO (arXiv:2505.23585).
+
+  The baseline of least variance, if the squared gradient of a response is
+  proportional to its length; the response is part of its own baseline.
+  """
+  length_B = mask_BT.sum(1).astype(rewards_B.dtype)
+  total_B = group_sum(length_B, groups_B)
+  mean_B = group_sum(length_B * rewards_B, groups_B) / jnp.maximum(total_B, 1)
+  zero_B = group_constant(rewards_B, groups_B) | (total_B == 0)
+  return jnp.where(zero_B, 0, rewards_B - mean_B)
+
+
+def _all_fail(failures_B, size_B, k):
+  """Chance that k of `size` responses, drawn at random, are all failures."""
+  # C(failures, k) / C(size, k) as a product of k factors.
+  before_1B = jnp.arange(len(size_B))[None]
+  left_BB = jnp.maximum(failures_B[:, None] - before_1B, 0)
+  share_BB = left_BB / jnp.maximum(size_B[:, None] - before_1B, 1)
+  return jnp.prod(jnp.where(before_1B < k, share_BB, 1), 1)
+
+
+def pass_at_k(
+    rewards_B: Array,
+    groups_B: Array,
+    *,
+    k: Annotated[int, (1, None)] = 4,
+    eps: NonNegative = 1e-6,
+) -> Array:
+  """Pass@k training by its analytical advantage (arXiv:2508.10751).
+
+  The reward of k responses is that of the best one. With P the chance that k of
+  the group's responses have a success and s = sqrt(P (1 - P)), a success has
+  the advantage (1 - P) / (s + eps), and a failure (1 - P - Q) / (s + eps) with
+  Q the chance that k - 1 of the others are all failures. R > 0 is a success.
+
+  Keywords: k is at most the size of a group; eps is added to s.
+  """
+  success_B = (rewards_B > 0).astype(rewards_B.dtype)
+  size_B = group_sum(jnp.ones_like(rewards_B), groups_B)
+  failures_B = size_B - group_sum(success_B, groups_B)
+  miss_B = _all_fail(failures_B, size_B, k)
+  others_B = _all_fail(failures_B - 1, size_B - 1, k - 1)
+  gain_B = miss_B - jnp.where(success_B > 0, 0, others_B)
+  std_B = jnp.sqrt((1 - miss_B) * miss_B)
+  # Where no draw differs from another there is no gain, and s is 0.
+  return jnp.where(gain_B == 0, 0, gain_B / (std_B + eps))
+
+
+def weak_positives(rewards_B: Array, *, weight: UnitInterval = 0.1) -> Array:
+  """R, times `weight` where R > 0: W-REINFORCE (arXiv:2506.01347).
+
+  Negative samples reinforce what else the policy may say, positive ones only
+  what it has said. No baseline: groups whose rewards are equal have a signal.
+
+  Keywords: weight is the paper's lambda; 0 trains on negative samples only.
+  """
+  return jnp.where(rewards_B > 0, weight, 1) * rewards_B
+
+
+def gdpo(
+    rewards_B: Array,
+    groups_B: Array,
+    valid_B: Array,
+    parts: Mapping[str, tuple[Array, Array]],
+    *,
+    eps: NonNegative = 1e-6,
+    ddof: Annotated[int, (0, 1)] = 1,
+) -> tuple[Array, dict[str, Array]]:
+  """Each part of the reward normalised in its group: GDPO (arXiv:2601.05242).
+
+  The advantage is the weighted sum of `group_norm` of the parts: a part of
+  large spread does not drown the others. `advantage.whiten` then whitens it
+  over the batch, as the paper does.
+
+  Args:
+    rewards_B: the sum of the parts; not read.
+    groups_B: [B] int.
+    valid_B: [B] bool, False for padding rows, which are in no metric.
+    parts: reward [B] and weight of each part (`variants.reward_parts`).
+    eps: as in `group_norm`.
+    ddof: as in `group_norm`.
+
+  Returns:
+    [B]; and metrics: mean and standard deviation of each part, and its share in
+    the sum of the absolute values of the terms of the advantage.
+  """
+  del rewards_B
+  count = jnp.maximum(valid_B.sum(), 1)
+  terms, metrics = {}, {}
+  for name, (part_B, weight) in parts.items():
+    terms[name] = weight * group_norm(part_B, groups_B, eps=eps, ddof=ddof)
+    mean = jnp.where(valid_B, part_B, 0).sum() / count
+    squares = jnp.where(valid_B, part_B - mean, 0) ** 2
+    metrics[f"reward/{name}/mean"] = mean
+    metrics[f"reward/{name}/std"] = jnp.sqrt(squares.sum() / count)
+  sizes = {k: jnp.where(valid_B, jnp.abs(x), 0).sum() for k, x in terms.items()}
+  total = jnp.maximum(sum(sizes.values()), 1e-9)
+  for name, size in sizes.items():
+    metrics[f"reward/{name}/advantage_share"] = size / total
+  return sum(terms.values()), metrics
+
 
 # --- one advantage per response ----------------------------------------------
 

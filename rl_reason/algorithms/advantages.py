@@ -5,8 +5,7 @@ A function is called with the arrays that its positional parameters name
 `config.advantage.args`. A group is an id: `groups_B` numbers prompts, problem
 types, or is one id for the whole batch (`config.advantage.groups`). Groups may
 be of unequal sizes, ids may be any integers, and the rows of a group need not
-be adjacent. `advantage_variants.py` holds those that no algorithm of a paper
-uses.
+be adjacent. `advantage_variants.py` holds further ones.
 
 An advantage per response takes rewards_B [B] float and groups_B [B] int, and
 returns [B] float, exactly 0 in groups whose rewards are all equal. One per

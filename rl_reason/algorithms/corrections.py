@@ -7,8 +7,9 @@ trainer's log-probs BEFORE the update: factors are computed once over all rows
 of a step and have no gradient, so micro-batches do not change them.
 
 Each takes old_logps_BT [B, T] by the trainer before the update,
-sampler_logps_BT [B, T] by the sampler, and mask_BT [B, T]; and returns factors
-[B, T], 0 outside the mask. `level` is the ratio of each 'token', of the whole
+sampler_logps_BT [B, T] by the sampler, mask_BT [B, T], and advantages_BT [B, T]
+where the factor depends on them; and returns factors [B, T], 0 outside the
+mask. `level` is the ratio of each 'token', of the whole
 'sequence' (product over its tokens), or its 'geometric' mean over the tokens;
 another one is a ValueError.
 """
@@ -19,7 +20,7 @@ import chex
 import jax.numpy as jnp
 
 from rl_reason.algorithms.reductions import row_mean
-from rl_reason.base.structs import Array, UnitInterval
+from rl_reason.base.structs import Array, NonNegative, UnitInterval
 
 Level = Literal["token", "sequence", "geometric"]
 AtLeastOne = Annotated[float, (1, None)]
@@ -73,3 +74,29 @@ def two_sided(
   ratio_BT = _mismatch(old_logps_BT, sampler_logps_BT, mask_BT, level)
   inside_BT = (ratio_BT >= low) & (ratio_BT <= high)
   return jnp.where(inside_BT, ratio_BT, 0)
+
+
+def second_moment(
+    old_logps_BT: Array,
+    sampler_logps_BT: Array,
+    mask_BT: Array,
+    advantages_BT: Array,
+    *,
+    threshold: NonNegative = 0.04,
+) -> Array:
+  """M2PO: the ratio pi_old / pi_sampler of tokens, 0 for the furthest ones.
+
+  Tokens that a clip could stop (log r > 0 and A > 0, log r < 0 and A < 0) are
+  dropped, the largest (log r)^2 first, until the mean of (log r)^2 of the rest
+  of them is at most `threshold` (arXiv:2510.01161, algorithm 1; .04 is the
+  paper's). r is taken before the update, over all rows of a step.
+  """
+  ratio_BT = _mismatch(old_logps_BT, sampler_logps_BT, mask_BT, "token")
+  log_BT = jnp.where(mask_BT > 0, old_logps_BT - sampler_logps_BT, 0)
+  active_BT = log_BT * advantages_BT > 0
+  square = jnp.where(active_BT, log_BT**2, jnp.inf).reshape(-1)
+  order = jnp.argsort(square)  # the active ones come first
+  means = jnp.cumsum(square[order]) / jnp.arange(1, square.size + 1)
+  place_BT = jnp.argsort(order).reshape(active_BT.shape)
+  far_BT = active_BT & (place_BT >= jnp.sum(means <= threshold))
+  return jnp.where(far_BT, 0, ratio_BT)

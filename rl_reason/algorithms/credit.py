@@ -22,6 +22,7 @@ is called with those of these arrays that its positional parameters name:
 | past_rewards_H   | rewards of recent responses; requires a history           |
 | past_problems_H  | their prompts                                             |
 | past_weights_H   | their importance weights (`variants.past_weights`)        |
+| parts            | each part of the reward, and its weight (`reward_parts`)  |
 """
 
 from collections.abc import Callable
@@ -145,7 +146,7 @@ def assign(
     fallback: EVPO (arXiv:2604.19485): while the critic's explained variance is
       not positive, the batch mean is the baseline.
     value_mixture: None or `variants.mixture`, keywords bound.
-    kl: estimator of the KL to the reference: 'none', 'k1', 'k2' or 'k3'.
+    kl: estimator of the KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     kl_in_reward: subtract kl_coef * KL from the rewards.
     top_entropy: fraction of tokens to train on, those of highest entropy.
     correction: None or a function of `corrections`, keywords bound.
@@ -195,6 +196,9 @@ def assign(
 
   # Advantages: one number of a response goes to all of its tokens.
   found = call_by_name(advantage, rows)
+  if isinstance(found, tuple):
+    metrics |= found[1]
+    found = found[0]
   advantages_BT = jnp.broadcast_to(
       found if found.ndim == 2 else found[:, None], kl_BT.shape
   )
@@ -212,7 +216,8 @@ def assign(
     selected_BT = variants.top_share(rows["entropy_BT"], mask_BT, top_entropy)
     advantages_BT = jnp.where(selected_BT, advantages_BT, 0)
   if correction is not None:
-    inputs = rows | dict(old_logps_BT=rows["logps_BT"], mask_BT=mask_BT)
+    inputs = rows | dict(advantages_BT=advantages_BT, mask_BT=mask_BT)
+    inputs["old_logps_BT"] = rows["logps_BT"]
     factor_BT = call_by_name(correction, inputs)
     advantages_BT *= factor_BT
     mean = reductions.masked_mean(factor_BT, mask_BT)
@@ -226,6 +231,7 @@ def rewards_and_advantages(
     *,
     reward: Callable[[dict[str, Array]], Array],
     assign: Callable[[dict[str, Array]], dict[str, Any]],
+    parts: Callable[[dict[str, Array]], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
   """The whole of credit: `outcome`, then `assign` (or `monte_carlo`).
 
@@ -236,9 +242,12 @@ def rewards_and_advantages(
     rows: the arrays that both read.
     reward: `outcome`, keywords bound.
     assign: `assign` or `monte_carlo`, keywords bound.
+    parts: `variants.reward_parts` for an advantage that takes them, or None.
   """
   rewards_B = reward(rows)
   finite_B = jnp.isfinite(rewards_B)
+  if parts is not None:
+    rows = rows | dict(parts=parts(rows))
   out = assign(
       rows
       | dict(

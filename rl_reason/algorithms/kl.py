@@ -1,12 +1,14 @@
 """Estimators of KL(policy || reference) from samples of the policy.
 
 With d = log p - log p_ref (Schulman, "Approximating KL divergence", 2020). As a
-LOSS on-policy, k1 has an expected gradient of zero, that of k2 is the gradient
-of the reverse KL, and that of k3 is neither. Each takes the log-probs [B, T] of
-the policy and of the reference, and returns [B, T].
+LOSS on-policy, k1 has an expected gradient of zero, those of k2 and of
+`k3_unbiased` are the gradient of the reverse KL, and that of k3 is neither.
+Each takes the log-probs [B, T] of the policy and of the reference, and returns
+[B, T].
 """
 
 import chex
+import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Array
@@ -43,11 +45,45 @@ def k3(
   return jnp.clip(jnp.expm1(down_BT) - down_BT, -k3_max, k3_max)
 
 
-ESTIMATORS = dict(k1=k1, k2=k2, k3=k3)
+def absolute(logps_BT: Array, ref_logps_BT: Array) -> Array:
+  """|d|: no estimate of the KL, but a penalty on the ratio (verl's "abs")."""
+  return jnp.abs(logps_BT - ref_logps_BT)
 
 
-def estimate(kind: str, logps_BT: Array, ref_logps_BT: Array) -> Array:
-  """The estimator of that name: 'k1', 'k2' or 'k3'.
+def k3_unbiased(
+    logps_BT: Array, ref_logps_BT: Array, old_logps_BT: Array | None = None
+) -> Array:
+  """r k3, r = p / p_old: DeepSeek-V3.2 (arXiv:2512.02556).
+
+  The value is that of `k3`, weighed by the ratio to the policy that sampled;
+  the gradient is r d times that of log p, which is that of the reverse KL for
+  samples of any policy. Written as that product: the gradients of r and of k3
+  cancel where d is far below 0.
+
+  old_logps_BT are [B, T] of the policy that sampled; None: this policy did.
+  """
+  stop = jax.lax.stop_gradient
+  now_BT = stop(logps_BT)
+  old_BT = now_BT if old_logps_BT is None else old_logps_BT
+  ratio_BT = jnp.exp(jnp.clip(now_BT - old_BT, -20, 20))
+  d_BT = k1(now_BT, ref_logps_BT)
+  value_BT = ratio_BT * k3(now_BT, ref_logps_BT)
+  return value_BT + ratio_BT * d_BT * (logps_BT - now_BT)
+
+
+ESTIMATORS = dict(k1=k1, k2=k2, k3=k3, k3_unbiased=k3_unbiased, abs=absolute)
+
+
+def estimate(
+    kind: str,
+    logps_BT: Array,
+    ref_logps_BT: Array,
+    old_logps_BT: Array | None = None,
+) -> Array:
+  """The estimator of that name in `ESTIMATORS`.
+
+  old_logps_BT are those of the policy that sampled, if it is another one; only
+  `k3_unbiased` reads them.
 
   Raises:
     ValueError: unknown kind.
@@ -55,4 +91,6 @@ def estimate(kind: str, logps_BT: Array, ref_logps_BT: Array) -> Array:
   if kind not in ESTIMATORS:
     raise ValueError(f"kl kind {kind!r}: one of {', '.join(ESTIMATORS)}")
   chex.assert_equal_shape([logps_BT, ref_logps_BT])
+  if kind == "k3_unbiased":
+    return k3_unbiased(logps_BT, ref_logps_BT, old_logps_BT)
   return ESTIMATORS[kind](logps_BT, ref_logps_BT)

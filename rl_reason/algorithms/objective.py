@@ -23,7 +23,7 @@ class Objective:
   Attributes:
     surrogate: a function of `surrogates`.
     reduction: a loss aggregation of `reductions`.
-    kl: estimator of a KL to the reference: 'none', 'k1', 'k2' or 'k3'.
+    kl: estimator of a KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     entropy: whether there is an entropy bonus.
     positive_nll: mu, coefficient of the mean NLL over the tokens of the correct
       responses of the minibatch (VAPO, arXiv:2504.05118, sec 4.3); 0 for none.
@@ -123,7 +123,7 @@ def loss(
 
   # The terms beside it.
   if o.kl != "none":
-    kl_BT = kl_lib.estimate(o.kl, logps_BT, b.ref_logps_BT)
+    kl_BT = kl_lib.estimate(o.kl, logps_BT, b.ref_logps_BT, old_BT)
     metrics["kl_loss"] = jnp.sum(w["all"] * kl_BT)
     total += coefs["kl"] * metrics["kl_loss"]
     if o.on_policy:  # else it is measured before the update

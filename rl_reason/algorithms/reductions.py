@@ -143,6 +143,12 @@ def seq_mean_token_sum(mask_BT: Array, groups_B: Array) -> Array:
   return _divide(mask_BT, (mask_BT.sum(1) > 0).sum())
 
 
+def token_sum(mask_BT: Array, groups_B: Array) -> Array:
+  """Sum over all tokens of the minibatch (the name is verl's)."""
+  del groups_B
+  return mask_BT
+
+
 def constant(mask_BT: Array, groups_B: Array) -> Array:
   """Sum over tokens / (responses x T): Dr.GRPO (arXiv:2503.20783, sec 3.2).
 

@@ -5,7 +5,8 @@ weights into `objective.py`, controllers into the training loop. Their
 keyword-only parameters are the `args` of their section of the config.
 """
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 
@@ -91,6 +92,32 @@ def bootstrap_truncated(
   below_B = group_sum(jnp.where(finished_B, rewards_B - best_B, 0), groups_B)
   mean_B = best_B + below_B / jnp.maximum(count_B, 1)
   return jnp.where(truncated_B, mean_B, rewards_B)
+
+
+def reward_parts(
+    rows: Mapping[str, Any],
+    *,
+    reward: Callable[..., Array],
+    weights: Mapping[str, tuple[float, float]],
+) -> dict[str, tuple[Array, Array | float]]:
+  """The parts of the reward and their weights, by name: input of `gdpo`.
+
+  Args:
+    rows: as for `credit.outcome`.
+    reward: `credit.outcome`; without its functions it is the part `outcome`,
+      of weight 1.
+    weights: of each function, as `rewards.weighted` takes them.
+
+  Returns:
+    rewards [B], 0 where they are not finite, and weights.
+  """
+  outcome_B = reward(rows, term_weights=())
+  parts = {"outcome": (jnp.nan_to_num(outcome_B, posinf=0, neginf=0), 1.0)}
+  terms = zip(weights.items(), rows["scores_EB"], strict=True)
+  for (name, (first, last)), score_B in terms:
+    weight = first + (last - first) * rows["progress"]
+    parts[name] = jnp.nan_to_num(score_B, posinf=0, neginf=0), weight
+  return parts
 
 
 # --- values ------------------------------------------------------------------

@@ -31,11 +31,12 @@ KINDS = {
         tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
         lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
-        progress past_rewards_H past_problems_H past_weights_H""".split()),
+        progress past_rewards_H past_problems_H past_weights_H
+        parts""".split()),
     ),
     "surrogate": Kind(
         "surrogate",
-        ("algorithms.surrogates",),
+        ("algorithms.surrogates", "algorithms.surrogate_variants"),
         ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
     ),
     "reduction": Kind(
@@ -44,7 +45,7 @@ KINDS = {
     "correction": Kind(
         "correction",
         ("algorithms.corrections",),
-        ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
+        ("old_logps_BT", "sampler_logps_BT", "mask_BT", "advantages_BT"),
         off="none",
     ),
     "covariance": Kind(

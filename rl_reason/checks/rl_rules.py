@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rl_reason.base import functions
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
@@ -149,6 +150,34 @@ def advantages(c) -> Iterator[Rule]:
         f"{divides} no length penalty, cosine, functions, bootstrap or KL in"
         " the reward"
     )
+  if name == "pass_at_k":
+    k = functions.arguments("advantage", c.advantage)["k"]
+    if k > c.rollout.group_size:
+      yield "advantage.args.k", (
+          f"must be at most rollout.group_size = {c.rollout.group_size}"
+      )
+    if not (facts.two_valued(c) and c.reward.incorrect <= 0 < c.reward.correct):
+      yield "advantage.name", (
+          "a reward above 0 is a success: set reward.correct above 0,"
+          " reward.incorrect to at most 0, and no length penalty, cosine,"
+          " functions, bootstrap or KL in the reward"
+      )
+  if name == "weak_positives" and c.reward.incorrect >= 0:
+    yield "reward.incorrect", (
+        "must be below 0: weak_positives learns from negative rewards"
+    )
+  if "parts" in inputs and not c.reward.functions:
+    yield "advantage.name", (
+        f"{name} normalises several rewards: name some in reward.functions"
+    )
+  labels = [x.label for x in reward_terms.terms(c.reward.functions)]
+  if "parts" in inputs and len({*labels, "outcome"}) <= len(labels):
+    yield "reward.functions", (
+        f"{name} needs parts of different names, and 'outcome' is the verdict:"
+        f" rename one of {', '.join(labels)}"
+    )
+  if "parts" in inputs and c.kl.place == "reward":
+    yield "kl.place", f"{name} would not see it: use 'loss'"
   if name == "confidence_weighted" and facts.two_valued(c):
     yield "advantage.name", (
         "two-valued rewards have no degrees of confidence: use leave_one_out,"

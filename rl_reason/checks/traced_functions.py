@@ -79,6 +79,8 @@ def check(c) -> None:
     if kind == "surrogate" and isinstance(found, tuple) and len(found) == 2:
       read = _SURROGATE[1].keys() & set(found[1])
       found = found[0], {name: found[1][name] for name in read}
+    if kind == "advantage" and isinstance(found, tuple):
+      found = found[0]  # the others are metrics
     shapes = jax.tree.map(lambda x: x.shape, found)
     possible = [
         jax.tree.map(lambda axes: tuple(sizes[x] for x in axes), one)
@@ -95,8 +97,11 @@ def check(c) -> None:
   faults.end()
 
 
-def _abstract(name: str, sizes: dict[str, int]) -> jax.ShapeDtypeStruct:
+def _abstract(name: str, sizes: dict[str, int]) -> Any:
   """An input of a function; its suffix has its axes."""
+  if name == "parts":
+    one = _abstract("rewards_B", sizes), _abstract("weight", sizes)
+    return {"outcome": one}
   _, mark, axes = name.rpartition("_")
   known = bool(mark) and set(axes) <= set(sizes)
   shape = tuple(sizes[x] for x in axes) if known else ()

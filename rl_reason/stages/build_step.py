@@ -18,6 +18,7 @@ from rl_reason.algorithms import (
     objective as objective_lib,
     rewards,
     turns,
+    variants,
 )
 from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience
@@ -165,7 +166,14 @@ def credit(
       top_entropy=c.loss.top_entropy,
       correction=functions.bind("correction", c.correction),
   )
-  return _reward_and(assign, reward, mesh, "rewards and advantages", display)
+  parts = None
+  if "parts" in facts.advantage_inputs(c):
+    weights = {x.label: (x.first, x.last) for x in terms(c)}
+    parts = functools.partial(
+        variants.reward_parts, reward=reward, weights=weights
+    )
+  title = "rewards and advantages"
+  return _reward_and(assign, reward, mesh, title, display, parts)
 
 
 def returns(
@@ -181,10 +189,18 @@ def returns(
 
 
 def _reward_and(
-    assign: Callable, reward: Callable, mesh, title: str, display: Display
+    assign: Callable,
+    reward: Callable,
+    mesh,
+    title: str,
+    display: Display,
+    parts: Callable | None = None,
 ) -> Callable[[dict], dict]:
   fn = functools.partial(
-      credit_lib.rewards_and_advantages, reward=reward, assign=assign
+      credit_lib.rewards_and_advantages,
+      reward=reward,
+      assign=assign,
+      parts=parts,
   )
   program = CompiledOnce(title, jax.jit(fn), display)
   return functools.partial(step.on_mesh, mesh, program)

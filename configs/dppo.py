@@ -1,0 +1,16 @@
+"""DPPO (arXiv:2602.04879): a mask by the change of a token's probability.
+
+  python -m rl_reason.main --config=configs/dppo.py
+
+Held-out accuracy: not measured yet.
+"""
+
+from rl_reason.configs import base
+
+
+def get_config():
+  """Binary total variation, at most .2 in both directions."""
+  c = base.arithmetic()
+  c.surrogate.name = "dppo"
+  c.reduction.name = "token_mean"
+  return c

@@ -1,0 +1,15 @@
+"""SAPO (arXiv:2511.20347): a soft gate of the ratio in place of the clip.
+
+  python -m rl_reason.main --config=configs/sapo.py
+
+Held-out accuracy: not measured yet.
+"""
+
+from rl_reason.configs import base
+
+
+def get_config():
+  """Temperatures 1 and 1.05, the paper's; the rest is GRPO."""
+  c = base.arithmetic()
+  c.surrogate.name = "sapo"
+  return c
