@@ -146,6 +146,8 @@ def _why_not_reward(own, c, name: str) -> str:
         f"decides which groups have signal (dynamic_sampling.signal ="
         f" {own.dynamic_sampling.signal!r}), and so which are in the batch"
     )
+  if name == "reward.process" and own.reward.process == "none":
+    return "the run has not kept rewards of steps: train with it"
   if name == "reward.functions":
     before, now = (
         [x.name for x in reward_terms.terms(x.reward.functions)]

@@ -16,6 +16,7 @@ import numpy as np
 from rl_reason.algorithms import (
     credit as credit_lib,
     objective as objective_lib,
+    process,
     rewards,
     turns,
 )
@@ -165,7 +166,8 @@ def credit(
       top_entropy=c.loss.top_entropy,
       correction=functions.bind("correction", c.correction),
   )
-  return _reward_and(assign, reward, mesh, "rewards and advantages", display)
+  title = "rewards and advantages"
+  return _reward_and(c, assign, reward, mesh, title, display)
 
 
 def returns(
@@ -177,12 +179,22 @@ def returns(
   """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
   gamma = facts.discount(c)
   assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
-  return _reward_and(assign, reward, mesh, "rewards and returns", display)
+  return _reward_and(c, assign, reward, mesh, "rewards and returns", display)
 
 
 def _reward_and(
-    assign: Callable, reward: Callable, mesh, title: str, display: Display
+    c, assign: Callable, reward: Callable, mesh, title: str, display: Display
 ) -> Callable[[dict], dict]:
+  if (kind := c.reward.process) != "none":
+    reward = functools.partial(process.outcome, outcome=reward)
+    assign = functools.partial(
+        process.assign,
+        assign=assign,
+        term_weights=term_weights(c),
+        potentials=kind == "potentials",
+        by_step="turns_BT" in facts.advantage_inputs(c),
+        gamma=facts.discount(c),
+    )
   fn = functools.partial(
       credit_lib.rewards_and_advantages, reward=reward, assign=assign
   )
@@ -194,7 +206,7 @@ def reward(c) -> Callable[[dict], Array]:
   """`credit.outcome` with the keywords of the config bound.
 
   Without a verifier the reward is the sum of the reward functions alone; in an
-  environment it is the sum over the turns.
+  environment it is the sum over the turns. Potentials are no part of it.
   """
   r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
@@ -202,18 +214,26 @@ def reward(c) -> Callable[[dict], Array]:
     outcome = rewards.correctness
   elif facts.environment(c):
     outcome = turns.total
-  return functools.partial(
+  found = functools.partial(
       credit_lib.outcome,
       max_tokens=c.rollout.max_tokens,
       outcome=outcome,
       correct=0.0 if nothing else r.correct,
       incorrect=0.0 if nothing else r.incorrect,
-      term_weights=tuple((x.first, x.last) for x in terms(c)),
+      term_weights=term_weights(c),
       overlong_buffer=r.overlong_buffer,
       overlong_coef=r.overlong_coef,
       length_penalty=functions.bind("length_penalty", r.length_penalty),
       bootstrap=r.truncated == "bootstrap",
   )
+  if r.process == "potentials":
+    return functools.partial(process.outcome, outcome=found)
+  return found
+
+
+def term_weights(c) -> tuple[tuple[float, float], ...]:
+  """The weight of each term of the reward at the first and the last step."""
+  return tuple((x.first, x.last) for x in terms(c))
 
 
 def terms(c) -> tuple[reward_terms.Term, ...]:
@@ -366,6 +386,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_tokens,
       len(terms(c)),
       turns=bool(facts.environment(c)),
+      steps=c.reward.process != "none",
       record=record,
   )
 
