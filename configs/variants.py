@@ -137,6 +137,8 @@ def add(c) -> None:
       history=number(2, low=1, needs="earlier steps"),
       # Upper bound of its importance weights.
       history_ratio=number(2.0, low=0, needs="earlier steps"),
+      # Of each prefix that ends with a step.
+      continuations=number(4, low=1, needs="continuations"),
   )
   c.environment = section(  # of a task with several turns
       "environment",

@@ -77,6 +77,25 @@ def test_the_step_of_each_token():
   same(got, [[1, 1, 2, 0], [1, 2, 3, 3], [0, 0, 0, 0]])
 
 
+def test_values_by_rollouts_by_hand():
+  """Two responses to a prompt, with returns 1 and -1: each other's baseline."""
+  rewards_BT = np.array([[0, 0.5, 0, 0.5], [0, 0, -1, 9], [5, 9, 9, 9]], F)
+  mask_BT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]], bool)
+  # Row 0 has prefixes of two and of three tokens; a step of row 1 ends with it.
+  ends_BT = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]], bool)
+  returns_BT = np.array([[9, 0.25, 0.5, 9], [-0.5, 9, 9, 9], [9] * 4], F)
+  got = call(
+      process.vine,
+      rewards_BT * mask_BT,
+      GROUPS_B,
+      mask_BT,
+      ends_BT,
+      returns_BT,
+  )
+  wanted = [[1.25, 1.25, 0.25, 0.5], [-1.5, -0.5, -0.5, 0], [5, 0, 0, 0]]
+  same(got, wanted)
+
+
 # --- potentials --------------------------------------------------------------
 
 
@@ -449,6 +468,7 @@ REFUSED = [
     (dict(process="potentials"), "use returns_by_turn"),
     (dict(functions=""), "reward.functions: set both"),
     (dict(functions="OWNER/JUDGE"), "a reward model judges whole responses"),
+    (dict(advantage="vine", process="potentials"), "vine continues prefixes"),
     (dict(environment="rl_reason.environments.guess:Guess"), "are the steps"),
 ]
 
@@ -466,7 +486,7 @@ def config(
 
 
 def test_what_cannot_be_rewarded_by_step_is_refused():
-  for advantage in ("process_norm", "returns_by_turn", "gae", "gae_by_turn"):
+  for advantage in ("process_norm", "vine", "returns_by_turn", "gae_by_turn"):
     checked.fields(config(advantage=advantage))
   checked.fields(config(process="potentials", advantage="returns_by_turn"))
   for fields, words in REFUSED:

@@ -11,6 +11,7 @@ is called with those of these arrays that its positional parameters name:
 | turns_BT         | the turn of each token, from 1 on; or its step            |
 | step_rewards_BT  | process rewards, which are in rewards_BT, not rewards_B   |
 | step_ends_BT     | bool, the last token of each step                         |
+| prefix_returns_BT| mean reward of continuations, where a step ends           |
 | groups_B         | ids of the groups: prompts, problem types, or the batch   |
 | valid_B          | bool, False for padding rows                              |
 | types_B          | problem type (difficulty, in the built-in tasks)          |

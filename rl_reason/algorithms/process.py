@@ -67,6 +67,55 @@ def process_norm(
   return outcome_B[:, None] + to_come_BT
 
 
+def vine(
+    rewards_BT: Array,
+    groups_B: Array,
+    mask_BT: Array,
+    step_ends_BT: Array,
+    prefix_returns_BT: Array,
+) -> Array:
+  """Values of prefixes by rollouts: VinePPO (arXiv:2410.01679, section 4).
+
+  The tokens of a step have the advantage r + V(prefix with the step) -
+  V(prefix), where V is the mean return of continuations. Returns here are of
+  whole responses, with the rewards of the prefix, so that r is part of the
+  difference. The value of the prompt is the mean return of the other responses
+  of the group, and after the last step stands the return of the response.
+
+  Args:
+    rewards_BT: [B, T] float.
+    groups_B: [B] int.
+    mask_BT: [B, T] bool, response tokens, without holes.
+    step_ends_BT: [B, T] bool, the last token of each step.
+    prefix_returns_BT: [B, T] float, mean return of the continuations of a
+      prefix, at its last token.
+
+  Returns:
+    [B, T] float, 0 outside the mask.
+  """
+  length = mask_BT.shape[1]
+  places_T = jnp.arange(length)
+  known_BT = step_ends_BT & mask_BT & ~_lasts(mask_BT)
+  # The newest prefix before a token, and the next one from the token on.
+  newest_BT = jax.lax.cummax(jnp.where(known_BT, places_T, -1), 1)
+  newest_BT = jnp.pad(newest_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  next_BT = jnp.where(known_BT, places_T, length)
+  next_BT = jax.lax.cummin(next_BT, 1, reverse=True)
+
+  def at(places_BT, otherwise_B):
+    inside_BT = (places_BT >= 0) & (places_BT < length)
+    places_BT = jnp.clip(places_BT, 0, length - 1)
+    found_BT = jnp.take_along_axis(prefix_returns_BT, places_BT, 1)
+    return jnp.where(inside_BT, found_BT, otherwise_B[:, None])
+
+  return_B = rewards_BT.sum(1)
+  others_B = group_sum(return_B, groups_B, exclude_self=True)
+  count_B = group_sum(jnp.ones_like(return_B), groups_B, exclude_self=True)
+  prompt_B = others_B / jnp.maximum(count_B, 1)
+  gain_BT = at(next_BT, return_B) - at(newest_BT, prompt_B)
+  return jnp.where(mask_BT, gain_BT, 0)
+
+
 def potential_shaping(
     potentials_BT: Array,
     ends_BT: Array,

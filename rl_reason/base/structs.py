@@ -125,11 +125,14 @@ class Steps:
     judged_EB: bool, a tuple of [B]: whether the term has given a response
       rewards by step; their sum is its score.
     ends_BT: bool, the last token of each step.
+    returns_BT: float32, where a step ends before the response does, the mean
+      reward of continuations of this prefix; zeros without continuations.
   """
 
   rewards_EBT: tuple[Array, ...]
   judged_EB: tuple[Array, ...]
   ends_BT: Array
+  returns_BT: Array
 
 
 @struct.dataclass

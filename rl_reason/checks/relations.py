@@ -26,6 +26,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not facts.has_history(c)
         and f"{c.advantage.name} reads no earlier steps, as temporal does"
     ),
+    "continuations": lambda c: (
+        not facts.continues(c)
+        and f"{c.advantage.name} reads no continuations, as vine does"
+    ),
     "an environment": lambda c: (
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"

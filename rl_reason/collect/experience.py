@@ -62,6 +62,7 @@ def no_rows(
           rewards_EBT=(zeros_BT,) * num_terms,
           judged_EB=(zeros_B > 0,) * num_terms,
           ends_BT=zeros_BT > 0,
+          returns_BT=zeros_BT,
       )
       if steps
       else None,
@@ -126,6 +127,7 @@ def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
         step_rewards_EBT=rows.steps.rewards_EBT,
         step_ends_BT=rows.steps.ends_BT,
         judged_EB=rows.steps.judged_EB,
+        prefix_returns_BT=rows.steps.returns_BT,
     )
   return dict(
       correct_B=rows.correct_B,

@@ -391,9 +391,8 @@ class Rewards:
     if not self.by_step:
       return None
     of_functions = zip(found.rewards_UTB, found.judged_UB, strict=True)
-    of_model = np.zeros(found.ends_TB.shape, np.float32), np.zeros(
-        found.ends_TB.shape[1], bool
-    )
+    zeros_TB = np.zeros(found.ends_TB.shape, np.float32)
+    of_model = zeros_TB, np.zeros(zeros_TB.shape[1], bool)
     rewards_ETB, judged_EB = zip(
         *(
             of_model if x.name in self._models else next(of_functions)
@@ -405,4 +404,5 @@ class Rewards:
         rewards_EBT=tuple(x_TB.T for x_TB in rewards_ETB),
         judged_EB=judged_EB,
         ends_BT=found.ends_TB.T,
+        returns_BT=zeros_TB.T,
     )

@@ -27,6 +27,7 @@ from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
+from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
@@ -359,6 +360,18 @@ def collector(
         engine,
         environments=environments,
         environment_seed=host_seed(c.seed, f"environments of {purpose}"),
+        **options,
+    )
+  if facts.continues(c):
+    shards = sharding.num_shards(engine.mesh, "batch")
+    count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
+    return ContinuingCollector(
+        prompts,
+        engine,
+        continuations=count,
+        prefixes=max(slots // shards // count, 1) * shards,
+        reward=reward(c),
+        steps=c.rl.steps,
         **options,
     )
   if not partial_groups:
