@@ -369,6 +369,11 @@ def test_blocks_of_parities(text, wanted):
   row = Row("aBcdEfghIjklmnopqrstuvwX:", "011", 3)
   got = xor.blocks(Response(text, 0.5, False), row)
   assert got == [(end, correct / 3) for end, correct in wanted]
+  so_far = [
+      x for _, x in xor.blocks(Response(text, 0.5, False), row, so_far=True)
+  ]
+  first_error = next((n for n, (_, x) in enumerate(got) if not x), len(got))
+  assert so_far == [1 / 3 * (n < first_error) for n in range(len(got))]
   assert xor.verify(text, row) == (len(got) == sum(x for _, x in wanted) == 3)
 
 
