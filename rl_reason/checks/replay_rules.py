@@ -132,6 +132,7 @@ def _why_not(own, c, name: str) -> str:
     for has, what in (
         (facts.has_critic, "values of a critic"),
         (facts.has_history, "responses of earlier steps"),
+        (facts.continues, "continuations of prefixes"),
     ):
       if has(c) and not has(own):
         return f"reads {what}, which the run does not have: train with it"
