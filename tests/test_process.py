@@ -324,6 +324,20 @@ def test_the_token_that_completes_a_step():
   assert tokenizer.last_tokens(tok, broken, text, [1, len(text)]) == [0, 2]
 
 
+@QUICK
+@given(text=st.text(alphabet="aé€😀 \n.", min_size=1, max_size=8))
+def test_each_character_has_its_last_token(text):
+  """Against the definition: prefixes of the tokens, decoded."""
+  tok, ends = tiny_data.byte_tokenizer(), range(1, len(text) + 1)
+  ids = tokenizer.encode(tok, [text])[0]
+  prefixes = [tok.decode(ids[: n + 1]) for n in range(len(ids))]
+  wanted = [
+      next(n for n, x in enumerate(prefixes) if x.startswith(text[:end]))
+      for end in ends
+  ]
+  assert tokenizer.last_tokens(tok, ids, text, ends) == wanted
+
+
 def test_a_tokenizer_that_cleans_up_spaces():
   tok, ids = cleaned_up(), [1, 2, 3, 5, 4]
   (text,) = tokenizer.decode(tok, np.array([[*ids, 0]]), [6])

@@ -226,7 +226,9 @@ class Detokenizer:
     return self._backend.decode(ids, skip_special_tokens=False)
 
 
-def last_tokens(tok, ids: Sequence[int], text: str, ends: Sequence[int]):
+def last_tokens(
+    tok, ids: Sequence[int], text: str, ends: Sequence[int]
+) -> list[int]:
   """The place of the token that completes each of some parts of a text.
 
   Args:
@@ -243,15 +245,14 @@ def last_tokens(tok, ids: Sequence[int], text: str, ends: Sequence[int]):
   if "".join(found) == text:
     lengths = list(itertools.accumulate(map(len, found)))
     return [bisect.bisect_left(lengths, end) for end in ends]
+
   # The tokenizer cleans up spaces, or bytes are no characters: decode prefixes.
+  def spells(end: int, n: int) -> bool:
+    return tok.decode(ids[: n + 1]).startswith(text[:end])
+
+  places = range(len(ids) - 1)
   return [
-      bisect.bisect_left(
-          range(len(ids) - 1),
-          True,
-          key=lambda n, end=end: tok.decode(ids[: n + 1]).startswith(
-              text[:end]
-          ),
-      )
+      bisect.bisect_left(places, True, key=functools.partial(spells, end))
       for end in ends
   ]
 
