@@ -37,7 +37,6 @@ ROWS = (
             "reward.process": "rewards",
             "reward.functions": f"{BLOCKS}*0",  # steps without rewards
             "advantage.name": "vine",
-            "evaluate.every": 1,  # a step has the tokens of several of DAPO
         },
     ),
 )
@@ -60,6 +59,7 @@ def get_config():
           "evaluate.prompts": 500,
           "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
+          "evaluate.every": 1,  # to compare at equal tokens between steps
       },
       rows=[(name, "configs/xor.py", fields) for name, fields in ROWS],
       measures=("entropy", "length", "rounds"),
