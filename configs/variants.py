@@ -125,6 +125,15 @@ def add(c) -> None:
       outcome=function("outcome", "correctness"),  # or cosine
       length_penalty=function("length_penalty"),  # logquad
       functions=path(),  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
+      # What the numbers of steps are, of functions that judge steps; none: a
+      # response is rewarded with their sum.
+      process=choice(
+          *("none", "rewards", "potentials"),
+          needs="reward.functions",
+          not_with={
+              "critic.fallback": "its baseline is of outcomes, without steps"
+          },
+      ),
       # Of functions; reward.workers: how many.
       executor=choice("thread", "process", needs="reward.functions"),
       # Seconds of one call of a function.
@@ -143,6 +152,8 @@ def add(c) -> None:
       history=number(2, low=1, needs="earlier steps"),
       # Upper bound of its importance weights.
       history_ratio=number(2.0, low=0, needs="earlier steps"),
+      # Of each prefix that ends with a step.
+      continuations=number(4, low=1, needs="continuations"),
   )
   c.environment = section(  # of a task with several turns
       "environment",

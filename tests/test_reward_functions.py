@@ -5,13 +5,14 @@ import json
 import pytest
 
 from rl_reason.tasks import Row, reward_terms
-from rl_reason.tasks.reward_functions import Response
+from rl_reason.tasks.reward_functions import Response, number
 
 ROW = Row("5-1+1=", "5", 2)
 
 
 def score(name, text, row=ROW):
-  return reward_terms.find(name).function(Response(text, 0.5, False), row)
+  found = reward_terms.find(name).function(Response(text, 0.5, False), row)
+  return number(found)
 
 
 SCORES = {
@@ -158,7 +159,7 @@ def test_a_function_of_the_user_and_its_keywords(mine, name, text, expected):
         ("no_such_module:f", "no_such_module"),
         ("mine_of_test:__name__", "is not a function"),
         ("mine_of_test:short(limits=20)", "limits = 20: .* takes limit; did"),
-        ("steps(run=2)", "run = 2: steps takes no arguments"),
+        ("boxed(run=2)", "run = 2: boxed takes no arguments"),
         ("mine_of_test:needs", "what: .* needs it"),
         ("mine_of_test:of_batch(limit=2)", "takes scale"),
         ("mine_of_test:alone", r"alone takes \(text\): .* \(completions"),

@@ -8,7 +8,10 @@ is called with those of these arrays that its positional parameters name:
 | rewards_B        | reward of each response, minus a KL in the reward         |
 | rewards_BT       | the same per token: the outcome on the last token         |
 | turn_rewards_BT  | rewards of an environment, at the last token of each turn |
-| turns_BT         | the turn of each token, from 1 on; of an environment      |
+| turns_BT         | the turn of each token, from 1 on; or its step            |
+| step_rewards_BT  | process rewards, which are in rewards_BT, not rewards_B   |
+| step_ends_BT     | bool, the last token of each step                         |
+| prefix_returns_BT| mean reward of continuations, where a step ends           |
 | groups_B         | ids of the groups: prompts, problem types, or the batch   |
 | valid_B          | bool, False for padding rows                              |
 | types_B          | problem type: difficulty, subject or pass rate            |
@@ -112,6 +115,7 @@ def monte_carlo(rows: dict[str, Array], *, gamma: float) -> dict[str, Any]:
   rewards_BT = rewards.per_token(
       rows["rewards_B"], mask_BT, zeros_BT, 0.0, rows.get("turn_rewards_BT")
   )
+  rewards_BT += rows.get("step_rewards_BT", 0)
   arrays = rewards_BT, values_BT, mask_BT
   returns_BT, metrics = targets(*arrays, gamma=gamma, lam=1.0)
   out = dict(advantages_BT=zeros_BT, returns_BT=returns_BT)
@@ -166,6 +170,7 @@ def assign(
   outcome = rows["rewards_B"], mask_BT, kl_BT, coef
   rewards_BT = rewards.per_token(*outcome, rows.get("turn_rewards_BT"))
   rewards_B = rewards_BT.sum(1) if kl_in_reward else rows["rewards_B"]
+  rewards_BT += rows.get("step_rewards_BT", 0)  # no part of the outcome
 
   # Padding rows form groups of their own, so that no statistic includes them;
   # the prompt id of a padding row is negative already.

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
   aliases: Mapping[str, str] = {}
 
 
-_ADVANTAGES = ("advantages", "advantage_variants", "turns")
+_ADVANTAGES = ("advantages", "advantage_variants", "turns", "process")
 _VARIANTS = ("algorithms.variants",)
 KINDS = {
     "advantage": Kind(
@@ -31,8 +31,8 @@ KINDS = {
         tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
         lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
-        progress past_rewards_H past_problems_H past_weights_H
-        parts""".split()),
+        step_rewards_BT step_ends_BT prefix_returns_BT progress past_rewards_H
+        past_problems_H past_weights_H parts""".split()),
     ),
     "surrogate": Kind(
         "surrogate",

@@ -116,6 +116,26 @@ class Turns:
 
 
 @struct.dataclass
+class Steps:
+  """Process rewards: rewards of the steps of responses.
+
+  Attributes:
+    rewards_EBT: float32, a tuple of [B, T], one for each term of
+      reward.functions: the reward of each step at its last token, else 0.
+    judged_EB: bool, a tuple of [B]: whether the term has given a response
+      rewards by step; their sum is its score.
+    ends_BT: bool, the last token of each step.
+    returns_BT: float32, where a step ends before the response does, the mean
+      reward of continuations of this prefix; zeros without continuations.
+  """
+
+  rewards_EBT: tuple[Array, ...]
+  judged_EB: tuple[Array, ...]
+  ends_BT: Array
+  returns_BT: Array
+
+
+@struct.dataclass
 class Packed:
   """Rows laid end to end: what a forward pass reads.
 
@@ -160,6 +180,7 @@ class Experience:
     problems_B: int32, a hash of the prompt: equal prompts have equal hashes in
       all steps.
     turns: of trajectories in an environment; None: responses have one turn.
+    steps: with process rewards; None: without.
   """
 
   rollouts: Rollouts
@@ -171,6 +192,7 @@ class Experience:
   types_B: Array
   problems_B: Array
   turns: Turns | None = None
+  steps: Steps | None = None
 
 
 @struct.dataclass

@@ -45,6 +45,7 @@ RULES = (
     rl_rules.rounds,
     data_rules.environment,
     rl_rules.rewards,
+    rl_rules.process,
     rl_rules.rollouts,
     rl_rules.partial_groups,
     rl_rules.engine,

@@ -58,10 +58,13 @@ def levels(c, name: str) -> Iterator[Rule]:
 def environment(c) -> Iterator[Rule]:
   """Trajectories of several turns."""
   e, found = c.environment, facts.environment(c)
-  by_turn = {"turns_BT", "turn_rewards_BT"} & {*facts.advantage_inputs(c)}
+  by_turn = {"turn_rewards_BT"} & {*facts.advantage_inputs(c)}
+  if c.reward.process == "none":
+    by_turn |= {"turns_BT"} & {*facts.advantage_inputs(c)}
   if by_turn and not found:
     yield "advantage.name", (
-        "responses have one turn: name an environment, or a task with step"
+        "responses have one turn: name an environment, or a task with step, or"
+        " set reward.process, whose steps are turns"
     )
   if not found:
     return
@@ -77,6 +80,11 @@ def environment(c) -> Iterator[Rule]:
     yield "rollout.partial_groups", (
         "not in an environment: unfinished trajectories would have to wait with"
         " it"
+    )
+  if c.reward.process != "none":
+    yield "reward.process", (
+        "an environment rewards its turns, which are the steps: leave it at"
+        " 'none'"
     )
   if c.reward.outcome.name != "correctness":
     yield "reward.outcome.name", (

@@ -70,6 +70,11 @@ def has_history(c) -> bool:
   return "past_rewards_H" in advantage_inputs(c)
 
 
+def continues(c) -> bool:
+  """Whether the advantage is computed from continuations of prefixes."""
+  return "prefix_returns_BT" in advantage_inputs(c)
+
+
 def type_field(c) -> str:
   """The field that depends on the type of problems; '' if none."""
   if c.advantage.groups == "type":

@@ -31,6 +31,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "no function of advantage.name, advantage.groups and"
         " rollout.group_sizes compares types of problems"
     ),
+    "continuations": lambda c: (
+        not facts.continues(c)
+        and f"{c.advantage.name} reads no continuations, as vine does"
+    ),
     "an environment": lambda c: (
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"

@@ -132,6 +132,7 @@ def _why_not(own, c, name: str) -> str:
     for has, what in (
         (facts.has_critic, "values of a critic"),
         (facts.has_history, "responses of earlier steps"),
+        (facts.continues, "continuations of prefixes"),
     ):
       if has(c) and not has(own):
         return f"reads {what}, which the run does not have: train with it"
@@ -146,6 +147,8 @@ def _why_not_reward(own, c, name: str) -> str:
         f"decides which groups have signal (dynamic_sampling.signal ="
         f" {own.dynamic_sampling.signal!r}), and so which are in the batch"
     )
+  if name == "reward.process" and own.reward.process == "none":
+    return "the run has not kept rewards of steps: train with it"
   if name == "reward.functions":
     before, now = (
         [x.name for x in reward_terms.terms(x.reward.functions)]

@@ -134,6 +134,67 @@ def rewards(c) -> Iterator[Rule]:
     )
 
 
+def process(c) -> Iterator[Rule]:
+  """Process rewards, and the advantages that read them."""
+  kind, name = c.reward.process, c.advantage.name
+  inputs = {*facts.advantage_inputs(c)}
+  if kind == "none":
+    if inputs & {"step_rewards_BT", "step_ends_BT", "prefix_returns_BT"}:
+      yield "advantage.name", (
+          "there are no process rewards: set reward.process, and name functions"
+          " that judge steps in reward.functions"
+      )
+    return
+  if facts.continues(c):
+    yield from _continuations(c)
+  if not inputs & {"rewards_BT", "step_rewards_BT"}:
+    yield "advantage.name", (
+        f"reads no rewards of steps, which reward.process = {kind!r} gives: use"
+        " process_norm, returns_by_turn, gae_by_turn, gae or returns_to_go"
+    )
+  if kind == "potentials" and name == "process_norm":
+    yield "advantage.name", (
+        "normalises rewards of steps, and potentials give differences that"
+        " cancel: use returns_by_turn, or reward.process = 'rewards'"
+    )
+  terms = reward_terms.terms(c.reward.functions)
+  if terms and len(facts.reward_models(c)) == len(terms):
+    yield "reward.functions", (
+        "a reward model judges whole responses: name a function that judges"
+        " steps, as 'steps' does, or leave reward.process at 'none'"
+    )
+  if kind == "potentials" and facts.no_verifier(c) and len(terms) == 1:
+    yield "reward.process", (
+        "potentials do not change which responses are best, and nothing else"
+        " is rewarded: use 'rewards', or name a second function"
+    )
+
+
+def _continuations(c) -> Iterator[Rule]:
+  """Continuations of prefixes, which our sampler samples and verdicts judge."""
+  name, r = c.advantage.name, c.rollout
+  slots = r.slots or r.batch
+  if c.advantage.continuations > slots:
+    yield "advantage.continuations", f"must not exceed the {slots} slots"
+  for field, value, off in (
+      ("rollout.engine.name", r.engine.name, "own"),
+      ("rollout.group_sizes.name", r.group_sizes.name, "equal"),
+      ("rollout.partial_groups", r.partial_groups, 0),
+      ("rollout.replay_routing", r.replay_routing, False),
+      ("reward.shuffle", c.reward.shuffle, False),
+      ("reward.process", c.reward.process, "rewards"),
+      ("reward.truncated", c.reward.truncated, "terminal"),
+      ("kl.place", c.kl.place, "loss"),
+  ):
+    if value != off:
+      yield field, f"{name} continues prefixes of responses: use {off!r}"
+  if facts.reward_models(c):
+    yield "reward.functions", (
+        f"{name} continues prefixes, in batches of another size than reward"
+        " models score: leave them out"
+    )
+
+
 def advantages(c) -> Iterator[Rule]:
   """The advantage, and the groups that it compares."""
   name, inputs = c.advantage.name, facts.advantage_inputs(c)

@@ -34,6 +34,7 @@ _DTYPES = dict(
     problems_B=int,
     lengths_B=int,
     turns_BT=int,
+    step_ends_BT=bool,
     past_problems_H=int,
 )
 

@@ -151,6 +151,7 @@ class RolloutCollector:
 
     # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
+    experience = experience.replace(steps=self.rewards.steps(scores))
     experience = self._score(experience, scores.scores_UB)
     self.stats.add(experience, grader.texts, rows_B)
     self.doubtful.responses(

@@ -7,7 +7,14 @@ functions of NumPy arrays. Rows of a group are adjacent and share an id.
 import jax
 import numpy as np
 
-from rl_reason.base.structs import Array, Experience, Rollouts, Tree, Turns
+from rl_reason.base.structs import (
+    Array,
+    Experience,
+    Rollouts,
+    Steps,
+    Tree,
+    Turns,
+)
 
 
 def no_rows(
@@ -16,6 +23,7 @@ def no_rows(
     max_tokens: int,
     num_terms: int,
     turns: bool = False,
+    steps: bool = False,
     record: Tree | None = None,
 ) -> Experience:
   """Rows of padding, in the shapes of a real batch.
@@ -26,6 +34,7 @@ def no_rows(
     max_tokens: T.
     num_terms: of reward.functions.
     turns: whether responses are trajectories in an environment.
+    steps: whether there are process rewards.
     record: of these rows (see `Rollouts`); None: nothing is recorded.
   """
   zeros_BT = np.zeros((rows, max_tokens), np.float32)
@@ -49,6 +58,14 @@ def no_rows(
       types_B=zeros_B,
       problems_B=zeros_B - 1,
       turns=Turns(zeros_BT, zeros_BT.astype(np.int32)) if turns else None,
+      steps=Steps(
+          rewards_EBT=(zeros_BT,) * num_terms,
+          judged_EB=(zeros_B > 0,) * num_terms,
+          ends_BT=zeros_BT > 0,
+          returns_BT=zeros_BT,
+      )
+      if steps
+      else None,
   )
 
 
@@ -104,6 +121,13 @@ def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
   if rows.turns is not None:
     arrays |= dict(
         turn_rewards_BT=rows.turns.rewards_BT, turns_BT=rows.turns.numbers_BT
+    )
+  if rows.steps is not None:
+    arrays |= dict(
+        step_rewards_EBT=rows.steps.rewards_EBT,
+        step_ends_BT=rows.steps.ends_BT,
+        judged_EB=rows.steps.judged_EB,
+        prefix_returns_BT=rows.steps.returns_BT,
     )
   return dict(
       correct_B=rows.correct_B,

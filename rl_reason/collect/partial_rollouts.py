@@ -96,6 +96,7 @@ class PartialRolloutCollector(RolloutCollector):
     rollouts, finished_B, grader, scores = self._grade(parts, rows_B, stops)
 
     experience = self._experience(rollouts, grader.correct_B, rows_B)
+    experience = experience.replace(steps=self.rewards.steps(scores))
     old = len(resumed.age_B)
     experience = experience.replace(
         stale_lengths_B=np.concatenate(

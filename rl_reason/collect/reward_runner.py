@@ -20,7 +20,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Array, Rollouts
+from rl_reason.base.structs import Array, Rollouts, Steps
 from rl_reason.collect import grading
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, threads
@@ -29,6 +29,7 @@ from rl_reason.tasks.reward_functions import (
     RewardBatch,
     RewardFunction,
     Score,
+    number,
 )
 from rl_reason.tasks.reward_terms import Term
 from rl_reason.verifiers import workers as workers_lib
@@ -190,19 +191,35 @@ class RewardRound:
     runner: calls the functions.
     tok: the tokenizer.
     rows_B: the row of each response.
+    by_step: whether rewards of steps are kept.
 
   Attributes:
     scores_UB: float32 by function; NaN where it failed; valid after `wait`.
-    failures: their number; valid after `wait`.
+    rewards_UTB: float32, rewards of steps at their last tokens; [U, 0, B] if
+      they are not kept; valid after `wait`, as all below.
+    judged_UB: whether a function has given a response rewards by step.
+    ends_TB: bool, the last token of each step.
+    failures: the number of failures.
   """
 
-  def __init__(self, runner: RewardRunner, tok: Any, rows_B: Sequence[Row]):
+  def __init__(
+      self,
+      runner: RewardRunner,
+      tok: Any,
+      rows_B: Sequence[Row],
+      by_step: bool = False,
+  ):
     self._runner, self._tok, self._rows_B = runner, tok, rows_B
+    self._by_step = by_step
     self._pending: list = []
     self._begun_B = np.zeros(len(rows_B), bool)
     self._owner_B = np.zeros(len(rows_B), int)
     shape = len(runner.terms), len(rows_B)
     self.scores_UB, self.failures = np.zeros(shape, np.float32), 0
+    self.judged_UB = np.zeros(shape, bool)
+    tokens = runner.max_tokens if by_step else 0
+    self.rewards_UTB = np.zeros((shape[0], tokens, shape[1]), np.float32)
+    self.ends_TB = np.zeros((tokens, shape[1]), bool)
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
     """Starts the functions on newly finished groups of all responses so far.
@@ -241,7 +258,30 @@ class RewardRound:
         rows=rows,
         max_tokens=self._runner.max_tokens,
     )
-    return await self._runner.scores(batch)
+    scores = await self._runner.scores(batch)
+    if self._by_step:
+      await asyncio.to_thread(self._place, scores, batch)
+    return scores
+
+  def _place(self, scores: list[list[Score]], batch: RewardBatch) -> None:
+    """Steps then end at places of tokens, not at numbers of characters."""
+    for of_function in scores:
+      for b, steps in enumerate(of_function):
+        if not isinstance(steps, list):
+          continue
+        ends, text = [end for end, _ in steps], batch.texts[b]
+        if ends and ends[-1] > len(text):
+          of_function[b] = Failed(
+              f"returned a step that ends after {ends[-1]} characters, and the"
+              f" response has {len(text)}"
+          )
+          continue
+        places = tokenizer.last_tokens(
+            self._tok, batch.token_ids[b], text, ends
+        )
+        of_function[b] = [
+            (t, reward) for t, (_, reward) in zip(places, steps, strict=True)
+        ]
 
   def wait(self) -> None:
     """Waits for the scores of all submitted groups.
@@ -264,11 +304,20 @@ class RewardRound:
           elif score is None:
             states_UB[f, b] = NOT_APPLICABLE
           else:
-            self.scores_UB[f, b] = score
+            self.scores_UB[f, b] = number(score)
+            if self._by_step and isinstance(score, list):
+              self.judged_UB[f, b] = True
+              for t, reward in score:  # a token may end several steps
+                self.rewards_UTB[f, t, b] += reward
+                self.ends_TB[t, b] = True
     self._pending = []
     states_UB, self.scores_UB = grading.exchange(
         self._owner_B, states_UB, self.scores_UB
     )
+    if self._by_step:
+      self.rewards_UTB, self.judged_UB, self.ends_TB = grading.exchange(
+          self._owner_B, self.rewards_UTB, self.judged_UB, self.ends_TB
+      )
     self.failures = runner.note(states_UB[:, self._begun_B], reasons)
 
 
@@ -279,6 +328,8 @@ class Rewards:
     terms: in the order of the config.
     runner: of the reward functions.
     models: the reward models by name.
+    by_step: whether rewards of steps are kept; else a step counts in the score
+      of its response only.
   """
 
   def __init__(
@@ -286,12 +337,14 @@ class Rewards:
       terms: Sequence[Term],
       runner: RewardRunner,
       models: dict[str, Model],
+      by_step: bool = False,
   ):
     self.terms, self.runner, self._models = tuple(terms), runner, models
+    self.by_step = by_step
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
     """Starts a round of responses to these rows."""
-    return RewardRound(self.runner, tok, rows_B)
+    return RewardRound(self.runner, tok, rows_B, self.by_step)
 
   @property
   def labels(self) -> list[str]:
@@ -340,7 +393,7 @@ class Rewards:
     """
     if not self.terms:  # SFT on rows without a verifier
       return np.zeros((0, count)), 0
-    functions = self.begin(tok, rows_B)
+    functions = RewardRound(self.runner, tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()
     scores_EB = self.all_scores(functions.scores_UB, rollouts)
@@ -356,4 +409,25 @@ class Rewards:
         if x.name in self._models
         else next(of_functions)
         for x in self.terms
+    )
+
+  def steps(self, found: RewardRound) -> Steps | None:
+    """The process rewards of a round; None if they are not kept."""
+    if not self.by_step:
+      return None
+    of_functions = zip(found.rewards_UTB, found.judged_UB, strict=True)
+    zeros_TB = np.zeros(found.ends_TB.shape, np.float32)
+    of_model = zeros_TB, np.zeros(zeros_TB.shape[1], bool)
+    rewards_ETB, judged_EB = zip(
+        *(
+            of_model if x.name in self._models else next(of_functions)
+            for x in self.terms
+        ),
+        strict=True,
+    )
+    return Steps(
+        rewards_EBT=tuple(x_TB.T for x_TB in rewards_ETB),
+        judged_EB=judged_EB,
+        ends_BT=found.ends_TB.T,
+        returns_BT=zeros_TB.T,
     )

@@ -4,8 +4,10 @@ Tasks that generate their problems have a character tokenizer by default;
 another tokenizer is a directory or hub id in `config.tokenizer`.
 """
 
+import bisect
 import copy
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -222,6 +224,37 @@ class Detokenizer:
   def text(self, ids: Sequence[int]) -> str:
     """The text of ids, with special tokens."""
     return self._backend.decode(ids, skip_special_tokens=False)
+
+
+def last_tokens(
+    tok, ids: Sequence[int], text: str, ends: Sequence[int]
+) -> list[int]:
+  """The place of the token that completes each of some parts of a text.
+
+  Args:
+    tok: the tokenizer.
+    ids: tokens of a response, perhaps with EOS.
+    text: its text, of `decode`.
+    ends: increasing numbers of characters, from 1 to the length of the text.
+
+  Returns:
+    For each end the first n for which tokens 0 to n spell text[:end].
+  """
+  ids = [*ids[: -1 if ids and ids[-1] == tok.eos_token_id else None]]
+  found = pieces(tok, ids)
+  if "".join(found) == text:
+    lengths = list(itertools.accumulate(map(len, found)))
+    return [bisect.bisect_left(lengths, end) for end in ends]
+
+  # The tokenizer cleans up spaces, or bytes are no characters: decode prefixes.
+  def spells(end: int, n: int) -> bool:
+    return tok.decode(ids[: n + 1]).startswith(text[:end])
+
+  places = range(len(ids) - 1)
+  return [
+      bisect.bisect_left(places, True, key=functools.partial(spells, end))
+      for end in ends
+  ]
 
 
 def pieces(tok, ids: Sequence[int]) -> list[str]:

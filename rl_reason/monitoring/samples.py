@@ -338,6 +338,8 @@ def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
   turns = {}
   if rows.turns is not None:
     turns = dict(turn_rewards_BT=rows.turns.rewards_BT)
+  if rows.steps is not None:
+    turns = dict(judged_EB=rows.steps.judged_EB)
   return turns | dict(
       correct_B=rows.correct_B,
       scores_EB=rows.scores_EB,

@@ -219,6 +219,9 @@ def rollout_metrics(
   if rows.turns is not None:
     turns_B = rows.turns.numbers_BT.max(1)[real_B]
     out |= statistics("environment/turns", turns_B)
+  if rows.steps is not None:
+    steps_B = rows.steps.ends_BT.sum(1)[real_B]
+    out |= statistics("process/steps", steps_B, "mean", "min", "max")
   if not on_policy:
     measured_B = real_B if stale else rows.age_B == 0
     gap_BT = rollouts.logps_BT - rows.old_logps_BT

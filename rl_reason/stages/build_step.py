@@ -16,6 +16,7 @@ import numpy as np
 from rl_reason.algorithms import (
     credit as credit_lib,
     objective as objective_lib,
+    process,
     rewards,
     turns,
     variants,
@@ -27,6 +28,7 @@ from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
+from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
@@ -173,7 +175,7 @@ def credit(
         variants.reward_parts, reward=reward, weights=weights
     )
   title = "rewards and advantages"
-  return _reward_and(assign, reward, mesh, title, display, parts)
+  return _reward_and(c, assign, reward, mesh, title, display, parts)
 
 
 def returns(
@@ -185,10 +187,11 @@ def returns(
   """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
   gamma = facts.discount(c)
   assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
-  return _reward_and(assign, reward, mesh, "rewards and returns", display)
+  return _reward_and(c, assign, reward, mesh, "rewards and returns", display)
 
 
 def _reward_and(
+    c,
     assign: Callable,
     reward: Callable,
     mesh,
@@ -196,6 +199,16 @@ def _reward_and(
     display: Display,
     parts: Callable | None = None,
 ) -> Callable[[dict], dict]:
+  if (kind := c.reward.process) != "none":
+    reward = functools.partial(process.outcome, outcome=reward)
+    assign = functools.partial(
+        process.assign,
+        assign=assign,
+        term_weights=term_weights(c),
+        potentials=kind == "potentials",
+        by_step="turns_BT" in facts.advantage_inputs(c),
+        gamma=facts.discount(c),
+    )
   fn = functools.partial(
       credit_lib.rewards_and_advantages,
       reward=reward,
@@ -210,7 +223,7 @@ def reward(c) -> Callable[[dict], Array]:
   """`credit.outcome` with the keywords of the config bound.
 
   Without a verifier the reward is the sum of the reward functions alone; in an
-  environment it is the sum over the turns.
+  environment it is the sum over the turns. Potentials are no part of it.
   """
   r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
@@ -218,18 +231,26 @@ def reward(c) -> Callable[[dict], Array]:
     outcome = rewards.correctness
   elif facts.environment(c):
     outcome = turns.total
-  return functools.partial(
+  found = functools.partial(
       credit_lib.outcome,
       max_tokens=c.rollout.max_tokens,
       outcome=outcome,
       correct=0.0 if nothing else r.correct,
       incorrect=0.0 if nothing else r.incorrect,
-      term_weights=tuple((x.first, x.last) for x in terms(c)),
+      term_weights=term_weights(c),
       overlong_buffer=r.overlong_buffer,
       overlong_coef=r.overlong_coef,
       length_penalty=functions.bind("length_penalty", r.length_penalty),
       bootstrap=r.truncated == "bootstrap",
   )
+  if r.process == "potentials":
+    return functools.partial(process.outcome, outcome=found)
+  return found
+
+
+def term_weights(c) -> tuple[tuple[float, float], ...]:
+  """The weight of each term of the reward at the first and the last step."""
+  return tuple((x.first, x.last) for x in terms(c))
 
 
 def terms(c) -> tuple[reward_terms.Term, ...]:
@@ -360,6 +381,18 @@ def collector(
         environment_seed=host_seed(c.seed, f"environments of {purpose}"),
         **options,
     )
+  if facts.continues(c):
+    shards = sharding.num_shards(engine.mesh, "batch")
+    count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
+    return ContinuingCollector(
+        prompts,
+        engine,
+        continuations=count,
+        prefixes=max(slots // shards // count, 1) * shards,
+        reward=reward(c),
+        steps=c.rl.steps,
+        **options,
+    )
   if not partial_groups:
     return RolloutCollector(prompts, engine, **options)
   return PartialRolloutCollector(
@@ -385,6 +418,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_tokens,
       len(terms(c)),
       turns=bool(facts.environment(c)),
+      steps=c.reward.process != "none",
       record=record,
   )
 

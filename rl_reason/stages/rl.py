@@ -168,6 +168,7 @@ def train(
   has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
+  continues = facts.continues(c)
   # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
@@ -203,6 +204,8 @@ def train(
         signal=signal(step),
         **refill,
     )
+    if continues:  # the batch has prefixes whose values are measured
+      found = collector.with_returns(*found, weights=weights, step=step)
     return *found, collector.counts() | dict(version=step)
 
   collect: Callable[..., Any] = sample_batch

@@ -27,7 +27,7 @@ def rewards(
       for x in found
       if reward_terms.is_model(x.name)
   }
-  return Rewards(found, runner, models)
+  return Rewards(found, runner, models, c.reward.process != "none")
 
 
 def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:

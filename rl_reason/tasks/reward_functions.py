@@ -6,6 +6,11 @@ The signature of a function says which form it has; each may be `async def`:
   f(batch) -> floats                            of a `RewardBatch`
   f(completions, prompts, **columns) -> floats  as in TRL
 
+In place of a number, a function may return the steps of a response: a list of
+(end, reward), where end is the number of characters of the text up to the end
+of the step. The score of the response is then the sum of these rewards, and
+`reward.process` says whether it is rewarded by step.
+
 Keyword-only parameters of the first two forms are arguments in the config. The
 config names the functions as terms of the reward (`reward_terms.py`), and
 `collect/reward_runner.py` calls them. Worker processes import this module, so
@@ -15,13 +20,14 @@ it does not import JAX.
 import asyncio
 import inspect
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rl_reason.base import own_code
 from rl_reason.tasks import Row
-from rl_reason.verifiers.arithmetic_steps import verdicts as step_verdicts
+from rl_reason.verifiers import arithmetic_steps
 
 
 class Response(NamedTuple):
@@ -65,8 +71,10 @@ class Failed(str):
   """Why a function gave a response no reward: a traceback, or a sentence."""
 
 
+# (end, reward) of each step; ends increase.
+Steps = list[tuple[int, float]]
 # None, as in TRL: the function does not apply to the response.
-Score = float | None | Failed
+Score = float | None | Failed | Steps
 # Inputs of a function in TRL's form that are no columns of the data.
 _OF_TRL = ("prompts", "completions", "completion_ids")
 
@@ -137,6 +145,9 @@ class RewardFunction(NamedTuple):
       return value
     if value is None and self.form == "completions":
       return None
+    if isinstance(value, list | tuple):
+      found = _attempt(_steps, value)
+      return Failed(f"returned {found}") if isinstance(found, str) else found
     number = _attempt(float, value)
     if isinstance(number, Failed) or not math.isfinite(number):
       return Failed(f"returned {value!r}, which is no finite number")
@@ -177,6 +188,30 @@ class RewardFunction(NamedTuple):
             if k not in bound and (everything or k in named)
         }
     )
+
+
+def _steps(value: Sequence) -> Steps | str:
+  """The steps that a function has returned, or what is wrong with them."""
+  try:
+    out = [(operator.index(end), float(reward)) for end, reward in value]
+  except (TypeError, ValueError):
+    out = [(0, 0.0)]
+  before = 0
+  for end, reward in out:
+    if end <= before or not math.isfinite(reward):
+      return (
+          f"{str(value)[:200]}: steps are (end, reward), increasing numbers of"
+          " characters and finite numbers"
+      )
+    before = end
+  return out
+
+
+def number(score: float | Steps) -> float:
+  """The number of a response: its steps count with the sum of their rewards."""
+  if isinstance(score, list | tuple):
+    return math.fsum(reward for _, reward in score)
+  return score
 
 
 def missing_columns(function: RewardFunction, columns: Iterable[str]) -> str:
@@ -265,10 +300,26 @@ def length(response: Response, row: Row) -> float:
   return response.share
 
 
-def steps(response: Response, row: Row) -> float:
-  """The share of arithmetic steps that are correct; 0 without any step."""
-  correct = step_verdicts(response.text)
-  return sum(correct) / len(correct) if correct else 0.0
+def steps(
+    response: Response,
+    row: Row,
+    *,
+    by: Literal["equation", "line"] = "equation",
+) -> Steps:
+  """The share of arithmetic steps that are correct; 0 without any step.
+
+  Keyword: by "line", the equations of a line are one step, which is correct if
+  all of them are.
+  """
+  found = arithmetic_steps.steps(response.text)
+  if by == "line":
+    lines: dict[int, tuple[int, bool]] = {}
+    for end, correct in found:
+      line = response.text.count("\n", 0, end)
+      _, so_far = lines.get(line, (0, True))
+      lines[line] = end, so_far and correct
+    found = list(lines.values())
+  return [(end, correct / len(found)) for end, correct in found]
 
 
 def repetition(response: Response, row: Row, *, run: int = 4) -> float:

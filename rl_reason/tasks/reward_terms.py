@@ -104,7 +104,10 @@ def _rule(rule: dict) -> Callable:
     found = find(rule["function"])
     if found.form != "response":
       raise ValueError(f"{found.name}: a rule needs (response, row)")
-    return found.function
+    function = found.function
+    return lambda response, row: reward_functions.number(
+        function(response, row)
+    )
   pattern, wanted = re.compile(rule[kind]), kind == "require"
   return lambda response, row: float(
       bool(pattern.search(response.text)) == wanted

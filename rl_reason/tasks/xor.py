@@ -94,6 +94,35 @@ def verify(text: str, row: Row) -> bool:
   return len(text) % 2 == 0 and in_order and needed <= {*stated} and correct
 
 
+def blocks(
+    response, row: Row, *, so_far: bool = False
+) -> list[tuple[int, float]]:
+  """A reward for each block, at the parity after its last letter.
+
+  For `reward.functions`, as "rl_reason.tasks.xor:blocks". A block that is
+  stated with correct parities only, its letters in order, is rewarded with 1
+  divided by the number of blocks, another one with 0. The blocks after a block
+  whose last letter is missing are no steps.
+
+  Keyword: with so_far, a block counts only after correct blocks. These numbers
+  are potentials: they fall to 0 as soon as the response cannot be correct.
+  """
+  text, out, start = response.text, [], 0
+  found, _ = _read(row.prompt)
+  for block in found:
+    last = text.find(next(reversed(block)), start)
+    if last < 0 or last + 1 == len(text):
+      break
+    end = last + 2
+    pairs = [text[i : i + 2] for i in range(start, end, 2)]
+    stated = [f"{x}{parity}" for x, parity in block.items()]
+    correct = pairs == [x for x in stated if x in pairs]
+    correct &= not so_far or all(reward for _, reward in out)
+    out.append((end, correct / len(found)))
+    start = end
+  return out
+
+
 def _read(prompt: str) -> tuple[list[dict[str, int]], list[int]]:
   """Letters of each block with the parity so far, and the named blocks."""
   letters = prompt.rstrip(":1234")

@@ -50,8 +50,17 @@ _SIGN = re.compile(r"[ \t]*[-+*/^\u2212\u2013\u00d7\u22c5\u00b7\u00f7]")
 
 def verdicts(text: str) -> list[bool]:
   """Whether each step of a response is correct, in order."""
-  for pattern, replacement in _REWRITES:
-    text = pattern.sub(replacement, text)
+  return [correct for _, correct in steps(text)]
+
+
+def steps(text: str) -> list[tuple[int, bool]]:
+  """The steps of a response, in order.
+
+  Returns:
+    (end, correct) of each step: the number of characters of the text up to its
+    last one, and whether the step is correct.
+  """
+  text, ends = _rewritten(text)
   out = []
   for run in _RUN.finditer(text):
     if "=" not in run[0]:
@@ -60,20 +69,43 @@ def verdicts(text: str) -> list[bool]:
     before = text[max(0, run.start() - NEAR) : run.start()]
     after = text[run.end() : run.end() + NEAR]
     equations = [x.split("=") for x in re.split(r"[.,](?=\s|$)", run[0])]
+    lasts, at = [], run.start()
+    for equation in equations:
+      lasts.append([])
+      for side in equation:
+        lasts[-1].append(at + len(side.rstrip()))
+        at += len(side) + 1
     # A side that continues beyond the run is not compared.
     if _begins_before(before, run[0]):
       equations[0][0] = ""
     if _AFTER.match(after) or run[0][-1] not in " \t" and _WORD.match(after):
       equations[-1][-1] = ""
     # An equation without any operation is not a step.
-    for equation in equations:
-      sides = map(_side, _without_brackets(equation))
+    for equation, found in zip(equations, lasts, strict=True):
+      sides = zip(map(_side, _without_brackets(equation)), found, strict=True)
       out += [
-          bool(a[0] & b[0])
-          for a, b in itertools.pairwise(sides)
+          (ends[last - 1], bool(a[0] & b[0]))
+          for (a, _), (b, last) in itertools.pairwise(sides)
           if a and b and (a[1] or b[1])
       ]
   return out
+
+
+def _rewritten(text: str) -> tuple[str, list[int]]:
+  """The text without markup, and the end of each of its characters.
+
+  An end is the number of characters of the original text up to a character.
+  """
+  ends = list(range(1, len(text) + 1))
+  for pattern, replacement in _REWRITES:
+    kept, found, at = [], [], 0
+    for match in pattern.finditer(text):
+      start, end = match.span()
+      kept += [text[at:start], replacement]
+      found += ends[at:start] + [ends[end - 1]] * len(replacement)
+      at = end
+    text, ends = "".join(kept) + text[at:], found + ends[at:]
+  return text, ends
 
 
 def _begins_before(before: str, run: str) -> bool:
