@@ -118,6 +118,16 @@ def add(c) -> None:
   )
   extend(
       "kl",
+      # Work directory, or checkpoint of transformers: a teacher to distill.
+      reference=path(
+          needs="kl.kind",
+          not_with={
+              "rollout.replay_routing": "a teacher has experts of its own",
+              "rounds.count": "each round has its own reference",
+          },
+      ),
+      # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
+      jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
       controller=function(  # adaptive: to a target KL
           "kl_controller", needs="kl.kind"
       ),

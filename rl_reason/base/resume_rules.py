@@ -114,6 +114,7 @@ MOVABLE = (
     "reward_model.init",
     "reward.functions",
     "critic.reuse",
+    "kl.reference",
 )
 
 

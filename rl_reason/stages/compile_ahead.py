@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Batch, Packed
+from rl_reason.base.structs import Batch, Packed, Tree
 from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import build_step, optimizers
-from rl_reason.stages.model import Model
+from rl_reason.stages.model import Model, reference_shape
 from rl_reason.training import packing
 from rl_reason.training.optimizer import abstract_state
 
@@ -73,7 +73,19 @@ def update_arguments(c, model: Model) -> tuple:
   optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
   base = abstract_weights(c, cfg, mesh, "same") if c.lora.rank else None
-  return state, batch, packed, dict(kl=coef, entropy=coef), base
+  reference = None
+  if c.kl.kind == "full":
+    reference = _abstract(reference_shape(c, cfg), mesh)
+    if c.lora.rank and not c.kl.reference:
+      reference = lora.join(base, state.params, optimizers.lora_scale(c))
+  coefs = dict(kl=coef, entropy=coef)
+  return state, batch, packed, coefs, base, reference
+
+
+def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:
+  """All parameters of a model as shapes on the mesh."""
+  table = decoder.table(cfg)
+  return parameters.abstract(table, parameters.shardings(table, mesh))
 
 
 def abstract_batch(by_row: Callable, length: int) -> Batch:

@@ -1,5 +1,6 @@
 """What learns in each stage, and the optimizer of it."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checks import facts
 from rl_reason.devices.randomness import host_seed
-from rl_reason.models import critic, decoder, lora
+from rl_reason.models import critic, decoder, divergence, lora
+from rl_reason.stages.model import reference_shape
 from rl_reason.training import optimizer
 
 Optimizer = tuple[optax.GradientTransformation, TrainState]
@@ -28,11 +30,16 @@ def update_settings(
 ) -> dict[str, Any]:
   """The static arguments of `step.rl_update`."""
   tx, _ = optimizer
+  compare = None
+  if c.kl.kind == "full":
+    shape = reference_shape(c, cfg)
+    compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
   return dict(
       cfg=cfg,
       tx=tx,
       temperature=c.rollout.temperature,
       objective=objective,
+      compare=compare,
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
       seed=host_seed(c.seed, "covariance") % 2**31,

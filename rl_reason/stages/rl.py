@@ -37,7 +37,14 @@ from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import build_step, interim, observers, optimizers, scorer
+from rl_reason.stages import (
+    build_step,
+    interim,
+    observers,
+    optimizers,
+    reference as reference_lib,
+    scorer,
+)
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
@@ -66,8 +73,8 @@ def train(
 
   Args:
     c: the checked config.
-    sft_params: initial policy, and the reference policy of a KL; with LoRA the
-      frozen base.
+    sft_params: initial policy, and the reference policy of a KL without
+      kl.reference; with LoRA the frozen base.
     critic_params: initial critic, if the advantage needs values.
     counters: cost of value pretraining; None: nothing.
     model: shapes of the networks, and the devices that learn.
@@ -163,8 +170,10 @@ def train(
     """Parameters as the model reads them: LoRA factors with their base."""
     return params if base is None else lora.join(base, params, scale)
 
+  ref_logps, compared = reference_lib.of_kl(
+      c, policy(reference), trainer_logps, model=model, tok=tok, output=output
+  )
   total = c.rl.steps
-  has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
   # Keywords of `fill_batch`; the other two fields are read above.
@@ -253,8 +262,8 @@ def train(
       if surplus is not None:
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
-      if has_reference:
-        ref_logps_BT, _ = trainer_logps(policy(reference), plan)
+      if ref_logps is not None:
+        ref_logps_BT = ref_logps(plan)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.
@@ -298,7 +307,9 @@ def train(
         learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
         models = dict(base=base, reference=reference, critic=critic_params)
         replay.watch(state, inputs, data_M, coefs, **learned, **models)
-      state.policy, actor_metrics = update(state.policy, *data_M, coefs, base)
+      state.policy, actor_metrics = update(
+          state.policy, *data_M, coefs, base, compared
+      )
       critic_metrics = {}
       if state.critic is not None:
         state.critic, critic_metrics = update_critic(state.critic, *data_M)
