@@ -112,6 +112,9 @@ def check(own, c) -> None:
     if one.kl.kind == "full":
       why = "--stage=replay takes no gradient over the whole vocabulary"
       lines.append(rules.line(one, "kl.kind", why))
+    if one.streams.sft:
+      why = "--stage=replay has the gradient of RL alone"
+      lines.append(rules.line(one, "streams.sft", why))
   if lines:
     raise ConfigError(*lines)
 

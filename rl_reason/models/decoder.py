@@ -356,7 +356,7 @@ def packed_logps(
 
   # The token that a position predicts is the next one of its row.
   name = "embed" if cfg.tied else "head"
-  of_chunks = _chunked_logps
+  of_chunks: Callable[..., tuple[Array, ...]] = _chunked_logps
   if compare is not None:
     of_chunks = functools.partial(compare, packed, take)
   chunked = of_chunks(

@@ -37,17 +37,12 @@ from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import (
-    build_step,
-    interim,
-    observers,
-    optimizers,
-    reference as reference_lib,
-    scorer,
-)
+from rl_reason.stages import build_step, interim, observers, optimizers, scorer
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.reference import of_kl
+from rl_reason.stages.streams import demonstrations
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
@@ -170,8 +165,16 @@ def train(
     """Parameters as the model reads them: LoRA factors with their base."""
     return params if base is None else lora.join(base, params, scale)
 
-  ref_logps, compared = reference_lib.of_kl(
+  ref_logps, compared = of_kl(
       c, policy(reference), trainer_logps, model=model, tok=tok, output=output
+  )
+  state.stream = demonstrations(
+      c,
+      mesh,
+      display,
+      row_source=row_source,
+      tok=tok,
+      environments=environments,
   )
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
@@ -307,8 +310,9 @@ def train(
         learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
         models = dict(base=base, reference=reference, critic=critic_params)
         replay.watch(state, inputs, data_M, coefs, **learned, **models)
+      rows_M = state.stream and state.stream.take()
       state.policy, actor_metrics = update(
-          state.policy, *data_M, coefs, base, compared
+          state.policy, *data_M, coefs, base, compared, rows_M
       )
       critic_metrics = {}
       if state.critic is not None:

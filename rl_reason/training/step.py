@@ -278,12 +278,14 @@ def rl_update(
     coefs: dict[str, Array],
     base: Tree | None = None,
     reference: Tree | None = None,
+    rows_M: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     tx: optax.GradientTransformation,
     temperature: float,
     objective: Objective,
     compare: Callable | None = None,
+    stream: Callable | None = None,
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
     seed: int = 0,
@@ -299,12 +301,14 @@ def rl_update(
     base: frozen parameters of a state with LoRA factors; None: the state has
       all parameters.
     reference: parameters of the reference policy that `compare` reads.
+    rows_M: packed rows and masks of all minibatches, which `stream` imitates.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
     compare: static, `divergence.chunked` of the reference, for the KL over the
       whole vocabulary; None without it.
+    stream: static, `imitation.gradient`, which is added; None for RL alone.
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
@@ -328,13 +332,17 @@ def rl_update(
   )
 
   def minibatch(carry, xs):
-    (state, going, index), (b, packed) = carry, xs
+    (state, going, index), (b, packed, rows) = carry, xs
     key = None
     if objective.covariance is not None:
       key = randomness.folded(seed, state.step, index)
     grads, metrics, w = gradient(
         state.params, b, packed, coefs, base, key, reference
     )
+    if stream is not None:
+      more, of_rows = stream(state.params, *rows, base)
+      grads = jax.tree.map(jnp.add, grads, more)
+      metrics["sft_loss"] = of_rows["loss"]
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
     new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)
@@ -354,7 +362,7 @@ def rl_update(
 
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
   (state, _, _), by_M = jax.lax.scan(
-      minibatch, carry, (without_padding(batch_M), packed_M)
+      minibatch, carry, (without_padding(batch_M), packed_M, rows_M)
   )
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
