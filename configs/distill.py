@@ -30,6 +30,6 @@ def get_config(variant=""):
   c.advantage.name, c.advantage.args.gamma = "returns_to_go", 0.0
   c.rollout.group_size = 1  # responses are compared with no other
   c.reduction.name = "token_mean"
-  c.rl.steps = 20
+  c.rl.steps = 10
   c.evaluate.every = 5
   return c
