@@ -28,6 +28,7 @@ from rl_reason.checks import (
 )
 from rl_reason.checks.rules import Faults
 from rl_reason.data import tokenizer
+from rl_reason.lab import memory_formula
 from rl_reason.models import decoder, divergence
 from rl_reason.stages import build_step, model, observers, reference, rl
 
@@ -310,6 +311,11 @@ def test_a_teacher_of_another_shape(student, tmp_path):
   params = call(reference.teacher, session)
   _, wanted = checkpoints.load(large)
   assert tiny_session.digest(params) == tiny_session.digest(wanted)
+  of = memory_formula.estimate(
+      session.c, session.cfg, session.critic_cfg, session.mesh
+  )
+  size = sum(x.nbytes for x in jax.tree.leaves(params))
+  assert of.resident["teacher (kl.reference)"] == size
   passes = observers.forward_passes(session.c, session.cfg, on_policy=True)
   assert 3 + 1.5 < passes < 3 + 2.5
 
