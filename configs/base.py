@@ -159,10 +159,12 @@ def get_config():
       positive_nll=number(0.0, low=0),  # VAPO's positive-example LM loss
       entropy_coef=number(0.0, low=0),  # entropy bonus
   )
-  c.kl = section(  # to the SFT model
+  c.kl = section(  # to the SFT model, or to kl.reference
       "kl",
+      # Estimated from the sampled tokens, or over the full vocabulary.
       kind=choice(
-          *("none", "k1", "k2", "k3", "k3_unbiased", "abs"), needs="kl.coef"
+          *("none", "k1", "k2", "k3", "k3_unbiased", "abs", "full"),
+          needs="kl.coef",
       ),
       # reward: subtracted from the reward of each token.
       place=choice("loss", "reward", needs="kl.kind"),

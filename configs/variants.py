@@ -142,6 +142,16 @@ def add(c) -> None:
   )
   extend(
       "kl",
+      # Work directory, or checkpoint of transformers: a teacher to distill.
+      reference=path(
+          needs="kl.kind",
+          not_with={
+              "rollout.replay_routing": "a teacher has experts of its own",
+              "rounds.count": "each round has its own reference",
+          },
+      ),
+      # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
+      jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
       controller=function(  # adaptive: to a target KL
           "kl_controller", needs="kl.kind"
       ),
@@ -209,6 +219,11 @@ def add(c) -> None:
           0.0, low=0, high=1, not_with={"lora.rank": "LoRA freezes all layers"}
       ),
       offload=False,  # optimizer state offload to host memory
+  )
+  c.streams = section(  # of the loss, beside RL
+      "streams",
+      sft=number(0.0, low=0),  # coefficient of the NLL of SFT's rows; 0 is off
+      sft_batch=number(64, low=1, needs="streams.sft"),  # an optimizer step
   )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",

@@ -41,6 +41,7 @@ def test_every_config_has_a_golden_step():
   others |= {"rejection_sampling", "iterative_grpo"}
   others |= {"chain"}  # PPO and VAPO as they are, on another task
   others |= {"speedrun"}  # DAPO, with other sizes
+  others |= {"distill"}  # tests/test_distillation.py
   others |= {"trl_grpo"}  # tests/test_trl_defaults.py compares it with TRL
   assert names - others == golden_papers.PAPERS.keys()
 

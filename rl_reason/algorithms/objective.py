@@ -23,7 +23,8 @@ class Objective:
   Attributes:
     surrogate: a function of `surrogates`.
     reduction: a loss aggregation of `reductions`.
-    kl: estimator of a KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
+    kl: a KL to the reference: its estimator, one of `kl.ESTIMATORS`, 'full',
+      which is computed over the whole vocabulary, or 'none'.
     entropy: whether there is an entropy bonus.
     positive_nll: mu, coefficient of the mean NLL over the tokens of the correct
       responses of the minibatch (VAPO, arXiv:2504.05118, sec 4.3); 0 for none.
@@ -85,6 +86,7 @@ def loss(
     b: Batch,
     w: dict[str, Array],
     coefs: dict[str, Array],
+    full_kl_BT: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """The terms that a micro-batch contributes to the loss of its minibatch.
 
@@ -97,6 +99,7 @@ def loss(
     w: `token_weights` of the minibatch, 0 where b is.
     coefs: scalars `kl` and `entropy`, coefficients of those terms; arrays,
       since they may change from step to step without compiling again.
+    full_kl_BT: [B, T] of `kl.full`; None with an estimator.
 
   Returns:
     the loss, and metrics that add up over micro-batches (`*_max`: the maximum
@@ -123,10 +126,12 @@ def loss(
 
   # The terms beside it.
   if o.kl != "none":
-    kl_BT = kl_lib.estimate(o.kl, logps_BT, b.ref_logps_BT, old_BT)
+    kl_BT = full_kl_BT
+    if kl_BT is None:
+      kl_BT = kl_lib.estimate(o.kl, logps_BT, b.ref_logps_BT, old_BT)
     metrics["kl_loss"] = jnp.sum(w["all"] * kl_BT)
     total += coefs["kl"] * metrics["kl_loss"]
-    if o.on_policy:  # else it is measured before the update
+    if o.on_policy or o.kl == "full":  # else measured before the update
       metrics["kl/reference"] = jnp.sum(mean_BT * kl_BT)
   if o.entropy:
     total -= coefs["entropy"] * jnp.sum(w["all"] * entropy_BT)

@@ -120,6 +120,7 @@ MOVABLE = (
     "reward_model.init",
     "reward.functions",
     "critic.reuse",
+    "kl.reference",
 )
 
 

@@ -29,6 +29,7 @@ class RLState:
     evaluated: the policy of this step was evaluated.
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
+    stream: `streams.Demonstrations`, rows that are imitated; None without.
   """
 
   policy: TrainState
@@ -44,6 +45,7 @@ class RLState:
   evaluated: bool = False
   ahead: Any = None
   certificate: Any = None
+  stream: Any = None
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
@@ -63,8 +65,10 @@ class RLState:
   def host(self) -> dict[str, Any]:
     """Everything else, as JSON."""
     # Batches in flight first: to sample them moves the stream of prompts.
-    in_flight = {} if self.ahead is None else dict(ahead=self.ahead.host())
-    return in_flight | dict(
+    beside = {} if self.ahead is None else dict(ahead=self.ahead.host())
+    if self.stream is not None:
+      beside["stream"] = self.stream.get_state()
+    return beside | dict(
         prompts=self.collector.prompts.get_state(),
         coefs=self.coefs,
         counters=self.counters,
@@ -89,6 +93,8 @@ class RLState:
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))
+    if self.stream is not None:
+      self.stream.set_state(host["stream"])
     if self.ahead is not None:
       self.ahead.restore(sharding.fetch(arrays["ahead"]), host["ahead"])
 

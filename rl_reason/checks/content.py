@@ -58,6 +58,8 @@ def content(config, name: str) -> str:
   if name.endswith(".reuse"):  # a work directory, to which later stages add
     stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return _digest([root / "checkpoints" / stage for stage in stages])
+  if name == "kl.reference" and (root / "checkpoints").is_dir():
+    return _digest([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
   every = name in ("critic.path", "reward_model.init")
   return _digest([root], () if every else MODEL_FILES)
 

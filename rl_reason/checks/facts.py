@@ -120,6 +120,11 @@ def on_policy(c) -> bool:
   return not (off_policy_fields(c) or early or kl or entropy or factors)
 
 
+def estimates_kl(c) -> bool:
+  """Whether the KL to the reference is estimated from the sampled tokens."""
+  return c.kl.kind not in ("none", "full")
+
+
 def off_policy_fields(c) -> list[str]:
   """The fields that let updates see rows of a policy before the newest one.
 

@@ -48,6 +48,12 @@ def check(c, stage: str, faults: Faults) -> None:
       faults.add(rows.faults(tok))
     elif c.task.name != tasks.FILES and stage in TRAINS:
       _prompts(c, tok, faults)
+  in_vain = {"kl.reference", "model.path", "tokenizer", "task.name"}
+  if c.kl.reference and stage in TRAINS and not in_vain & faults.fields:
+    from rl_reason.checks import reference_policy
+
+    with faults.caught():
+      reference_policy.check_files(c, tok)
 
 
 def _directories(c, unknown: set[str]) -> Iterator[Rule]:

@@ -54,6 +54,7 @@ OTHERS = {
         "acts on the critic's own update or its beginning, and not on the"
         " gradient of the policy, which a replay compares"
     ),
+    "kl.reference": "a replay loads no teacher",
     "kl.controller.": "moves the coefficient of the next step, and not of this",
     "loss.entropy_controller.": (
         "moves the coefficient of the next step, and not of this"
@@ -107,6 +108,13 @@ def check(own, c) -> None:
       for name in found
       if (why := _why_not(own, c, name))
   ]
+  for one in (own, c):
+    if one.kl.kind == "full":
+      why = "--stage=replay takes no gradient over the whole vocabulary"
+      lines.append(rules.line(one, "kl.kind", why))
+    if one.streams.sft:
+      why = "--stage=replay has the gradient of RL alone"
+      lines.append(rules.line(one, "streams.sft", why))
   if lines:
     raise ConfigError(*lines)
 

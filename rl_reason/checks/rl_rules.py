@@ -116,12 +116,28 @@ def rewards(c) -> Iterator[Rule]:
           f"another process cannot import {term.name}: put the function into a"
           " module of its own, or use 'thread'"
       )
-  alone = r.functions and r.correct == r.incorrect == 0
+  alone = (r.functions or k.reference) and r.correct == r.incorrect == 0
   if r.correct <= r.incorrect and not alone:
     yield "reward.correct", (
         f"must be more than reward.incorrect = {r.incorrect}; both may be 0"
-        " with reward.functions, which then are the only reward"
+        " with reward.functions, which then are the only reward, and with"
+        " kl.reference, a teacher"
     )
+  if alone and not r.functions and c.dynamic_sampling.enabled:
+    yield "dynamic_sampling.enabled", (
+        "without a reward no group has signal: use False"
+    )
+  if k.kind == "full" and k.place == "reward":
+    yield "kl.place", (
+        "the full KL is a term of the loss: use 'loss', or kl.kind = 'k1'"
+    )
+  if k.kind == "full" and k.controller.name != "fixed":
+    yield "kl.controller.name", (
+        "reads the KL before the update, and the full KL is computed in it: use"
+        " 'fixed', or another kl.kind"
+    )
+  if k.kind != "full" and k.jsd_beta != 1:
+    yield "kl.jsd_beta", "does nothing without kl.kind = 'full': leave it at 1"
   if k.kind == "k1" and k.place == "loss":
     yield "kl.kind", (
         "as a loss, on-policy, it has no expected gradient: use k2 or k3, or"

@@ -14,6 +14,8 @@ from rl_reason.base import config as config_lib, errors, resume_rules
 from rl_reason.checks import config_files
 from rl_reason.checks.content import content
 
+# Where it records the model that the run starts from; see `stages.origin`.
+MODEL, TOKENIZER = "origin/model", "origin/tokenizer"
 MAX_NAME = 80  # characters
 NO_SOURCE = ",*(@"  # refused in paths of sources and of reward models
 

@@ -93,6 +93,17 @@ def load(
   return tok
 
 
+def difference(tok, other) -> str:
+  """The first token whose id differs in another tokenizer; '' if none does."""
+  ours, theirs = tok.get_vocab(), other.get_vocab()
+  for token, _ in sorted(ours.items() ^ theirs.items()):
+    return (
+        f"{token!r} has id {theirs.get(token)}, and {ours.get(token)} in the"
+        " policy's"
+    )
+  return ""
+
+
 def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
   """The ids that end a response: EOS, and the tokens `texts`.
 

@@ -27,6 +27,7 @@ from rl_reason.models import (
     parameters,
 )
 from rl_reason.rollout import sampler_weights
+from rl_reason.stages.model import reference_shape
 from rl_reason.training import optimizer, packing
 
 # fp32 copies of the trained parameters besides the state: accumulated
@@ -123,6 +124,9 @@ def estimate(
       "initial parameters": fp32,
       "optimizer state": moments(learned),
   }
+  if c.kl.reference:
+    teacher = decoder.table(reference_shape(c, cfg))
+    resident["teacher (kl.reference)"] = bytes_of(teacher, mesh)
   trained = fp32
   if facts.has_critic(c):
     values = critic.table(critic_cfg)

@@ -40,6 +40,8 @@ class Learning(NamedTuple):
   """The static arguments of `step.rl_update`, which describes them."""
 
   objective: objective_lib.Objective
+  compare: None  # a KL over the whole vocabulary cannot be replayed,
+  stream: None  # and neither can rows beside those of RL
   tx: optax.GradientTransformation
   cfg: decoder.ModelConfig
   temperature: float

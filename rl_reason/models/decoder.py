@@ -11,6 +11,7 @@ Shapes here: H heads, of queries or of keys.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -312,19 +313,25 @@ def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
 
 
 def packed_logps(
-    params: Tree, cfg: ModelConfig, packed: Packed, temperature: float = 1.0
-) -> tuple[Array, Array, experts.Routing | None]:
+    params: Tree,
+    cfg: ModelConfig,
+    packed: Packed,
+    temperature: float = 1.0,
+    compare: Callable[..., tuple[Array, ...]] | None = None,
+) -> tuple[Any, ...]:
   """Log-probability and entropy of each response token.
 
   Logits exist for `cfg.logprob_chunk` positions of a shard of the rows at a
   time, also in the backward pass. Positions that predict a response token come
   first, and chunks without them are skipped: prompts and padding cost no
-  logits. The config and the temperature are static.
+  logits. The config and the temperature are static. `compare` also computes the
+  divergence from another model (`divergence.chunked`).
 
   Returns:
-    logps [B, T] and entropy [B, T], float32, entropy in nats; past the end of a
-    response, they repeat the values of its first token. And the routing of
-    `forward`, for the loss of the routers.
+    logps [B, T] and entropy [B, T], float32, entropy in nats, and with
+    `compare` the divergence; past the end of a response, they repeat the values
+    of its first token. And the routing of `forward`, for the loss of the
+    routers.
   """
   hidden_RLD, routing = hidden(params, cfg, packed)
   shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
@@ -349,7 +356,10 @@ def packed_logps(
 
   # The token that a position predicts is the next one of its row.
   name = "embed" if cfg.tied else "head"
-  chunked = _chunked_logps(
+  of_chunks: Callable[..., tuple[Array, ...]] = _chunked_logps
+  if compare is not None:
+    of_chunks = functools.partial(compare, packed, take)
+  chunked = of_chunks(
       cfg,
       temperature,
       {name: params[name]},
@@ -361,22 +371,23 @@ def packed_logps(
   # Undo the order, then look up each response token.
   rank_WX = jnp.argsort(order_WX, axis=1)
   in_order = (jnp.take_along_axis(x_WX, rank_WX, 1) for x_WX in chunked)
-  logps_BT, entropy_BT = (
+  out = (
       sequence.join(x_WX.reshape(predicts_RL.shape)).reshape(-1)[
           packed.source_BT
       ]
       for x_WX in in_order
   )
-  return logps_BT, entropy_BT, routing
+  return *out, routing
 
 
-def _chunk(x_WX: Array, at: Array, size: int) -> Array:
+def chunk(x_WX: Array, at: Array, size: int) -> Array:
   """Chunk number `at` of every shard: [W * size, ...]."""
   x = jax.lax.dynamic_slice_in_dim(x_WX, at * size, size, 1)
   return x.reshape(-1, *x.shape[2:])
 
 
-def _with_chunk(x_WX: Array, new: Array, at: Array, size: int) -> Array:
+def with_chunk(x_WX: Array, new: Array, at: Array, size: int) -> Array:
+  """Puts back what `chunk` has taken, or what was computed from it."""
   new = new.reshape(len(x_WX), size, *new.shape[1:])
   return jax.lax.dynamic_update_slice_in_dim(x_WX, new, at * size, 1)
 
@@ -395,8 +406,8 @@ def _chunked_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
   size = min(cfg.logprob_chunk, targets_WX.shape[1])
 
   def one(at, out):
-    scaled_XV = logits(head, cfg, _chunk(hidden_WXD, at, size)) / temperature
-    target_X = _chunk(targets_WX, at, size)
+    scaled_XV = logits(head, cfg, chunk(hidden_WXD, at, size)) / temperature
+    target_X = chunk(targets_WX, at, size)
     logsumexp_X = jax.nn.logsumexp(scaled_XV, -1)
     chosen_X = jnp.take_along_axis(scaled_XV, target_X[:, None], 1)[:, 0]
     probs_XV = jnp.exp(scaled_XV - logsumexp_X[:, None])
@@ -404,7 +415,7 @@ def _chunked_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
     # Entropy is logsumexp minus the mean logit.
     new = chosen_X - logsumexp_X, logsumexp_X - mean_X, logsumexp_X
     return tuple(
-        _with_chunk(x, y, at, size) for x, y in zip(out, new, strict=True)
+        with_chunk(x, y, at, size) for x, y in zip(out, new, strict=True)
     )
 
   zeros_WX = jnp.zeros(targets_WX.shape, jnp.float32)
@@ -422,9 +433,9 @@ def _chunked_backward(cfg, temperature, saved, grads):
 
   def one(at, carry):
     hidden_grad_WXD, weight_grad = carry
-    hidden_XD = _chunk(hidden_WXD, at, size)
+    hidden_XD = chunk(hidden_WXD, at, size)
     target_X1, entropy_X1, logsumexp_X1, logp_grad_X1, entropy_grad_X1 = (
-        _chunk(x, at, size)[:, None] for x in (targets_WX, *rest, *grads)
+        chunk(x, at, size)[:, None] for x in (targets_WX, *rest, *grads)
     )
     scaled_XV = logits(head, cfg, hidden_XD) / temperature
     probs_XV = jnp.exp(scaled_XV - logsumexp_X1)
@@ -442,7 +453,7 @@ def _chunked_backward(cfg, temperature, saved, grads):
     )
     low = weight.astype(cfg.dtype)
     new_XD = grad_XV @ (low if cfg.tied else low.T)
-    return _with_chunk(hidden_grad_WXD, new_XD, at, size), weight_grad
+    return with_chunk(hidden_grad_WXD, new_XD, at, size), weight_grad
 
   hidden_grad_WXD, weight_grad = jax.lax.fori_loop(
       0,

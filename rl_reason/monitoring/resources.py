@@ -130,7 +130,7 @@ class Counter(NamedTuple):
   """
 
   flops_per_token: float
-  passes: int
+  passes: float
   max_prompt: int
   group_size: int
 

@@ -163,7 +163,7 @@ def credit(
       critic_lam=c.critic.lam,
       fallback=c.critic.fallback,
       value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
-      kl="none" if on_policy else c.kl.kind,
+      kl=c.kl.kind if facts.estimates_kl(c) and not on_policy else "none",
       kl_in_reward=c.kl.place == "reward",
       top_entropy=c.loss.top_entropy,
       correction=functions.bind("correction", c.correction),

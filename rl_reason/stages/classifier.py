@@ -16,6 +16,7 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import facts
+from rl_reason.checks.model_directory import num_tokens
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
 from rl_reason.stages.model import Model
@@ -50,7 +51,7 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
       lambda cfg: critic.table(critic.scalar(cfg)),
       facts.revision(c, name),
   )
-  rollout, vocab = c.rollout, tok.get_vocab()
+  rollout = c.rollout
   length = rollout.max_prompt + rollout.max_tokens
   if length > source.context:
     raise ConfigError(
@@ -62,20 +63,16 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
         f"{source.label}: has no tokenizer; add its own, which must be the"
         " policy's"
     )
-  other = tokenizer.load(str(source.path), "").get_vocab()
-  differences = sorted(vocab.items() ^ other.items())
-  if differences:
-    token = differences[0][0]
+  other = tokenizer.load(str(source.path), "")
+  if difference := tokenizer.difference(tok, other):
     raise ConfigError(
-        f"{source.label}: has another tokenizer: {token!r} has id"
-        f" {other.get(token)}, and {vocab.get(token)} in the policy's; use a"
-        " model of the policy's family"
+        f"{source.label}: has another tokenizer: {difference}; use a model of"
+        " the policy's family"
     )
-  if max(vocab.values()) >= source.cfg.vocab:
+  if (tokens := num_tokens(tok)) > source.cfg.vocab:
     raise ConfigError(
         f"{source.label}: has a vocab_size of {source.cfg.vocab}, and its"
-        f" tokenizer has {1 + max(vocab.values())} tokens; the checkpoint is"
-        " damaged"
+        f" tokenizer has {tokens} tokens; the checkpoint is damaged"
     )
   return source
 

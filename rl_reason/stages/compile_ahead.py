@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Batch, Packed
+from rl_reason.base.structs import Batch, Packed, Tree
 from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import build_step, optimizers
-from rl_reason.stages.model import Model
+from rl_reason.stages.model import Model, reference_shape
 from rl_reason.training import packing
 from rl_reason.training.optimizer import abstract_state
 
@@ -55,25 +55,44 @@ def update_arguments(c, model: Model) -> tuple:
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
   packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
-  micro = packing.max_micro_batches(rows, packed_rows)
 
   def array(shape, dtype, *axes):
     where = sharding.sharding(mesh, *axes)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-  def by_row(dtype, *sizes):
+  def by_row(dtype, *sizes, rows=rows):
     axes = (None, "batch", *(None for _ in sizes))
     return array((count, rows, *sizes), dtype, *axes)
 
+  def packed(rows):
+    micro = packing.max_micro_batches(rows, packed_rows)
+    shape = count, micro, packed_rows, c.rollout.max_prompt + length
+    tokens = array(shape, jnp.int32, None, None, "rows", None)
+    source = by_row(jnp.int32, length, rows=rows)
+    return Packed(tokens, tokens, tokens, source)
+
   batch = abstract_batch(by_row, length)
-  shape = count, micro, packed_rows, c.rollout.max_prompt + length
-  tokens = array(shape, jnp.int32, None, None, "rows", None)
-  packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
   base = abstract_weights(c, cfg, mesh, "same") if c.lora.rank else None
-  return state, batch, packed, dict(kl=coef, entropy=coef), base
+  reference = None
+  if c.kl.kind == "full":
+    reference = _abstract(reference_shape(c, cfg), mesh)
+    if c.lora.rank and not c.kl.reference:
+      reference = lora.join(base, state.params, optimizers.lora_scale(c))
+  imitated = None
+  if c.streams.sft:
+    more = c.streams.sft_batch
+    imitated = packed(more), by_row(bool, length, rows=more)
+  coefs = dict(kl=coef, entropy=coef)
+  return state, batch, packed(rows), coefs, base, reference, imitated
+
+
+def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:
+  """All parameters of a model as shapes on the mesh."""
+  table = decoder.table(cfg)
+  return parameters.abstract(table, parameters.shardings(table, mesh))
 
 
 def abstract_batch(by_row: Callable, length: int) -> Batch:

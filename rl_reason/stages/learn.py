@@ -120,7 +120,7 @@ def resumed(
   except RunError as e:
     lost = str(e)
     needed = "as the base of lora.rank" if c.lora.rank else ""
-    if c.kl.kind != "none":
+    if c.kl.kind != "none" and not c.kl.reference:
       needed = "as the reference of kl.kind"
   if params is not None and facts.has_critic(c):
     own = c.critic.pretrain_steps and not c.critic.reuse

@@ -17,7 +17,7 @@ from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
-from rl_reason.stages.model import Model
+from rl_reason.stages.model import Model, reference_shape
 from rl_reason.stages.output import Output
 from rl_reason.training import certificate
 
@@ -28,7 +28,7 @@ def step_metrics(
   """`step_metrics.step_metrics` with the keywords of the config bound."""
   return functools.partial(
       step_metrics_lib.step_metrics,
-      counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
+      counter=counter(c, cfg, forward_passes(c, cfg, on_policy=on_policy)),
       terms=tuple(term.label for term in build_step.terms(c)),
       on_policy=on_policy,
       gamma=facts.discount(c),
@@ -37,24 +37,36 @@ def step_metrics(
   )
 
 
-def forward_passes(c, *, on_policy: bool) -> int:
-  """Forward passes over the batch of an RL step; a backward pass counts two."""
+def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
+  """Forward passes over the batch of an RL step; a backward pass counts two.
+
+  A pass of a teacher counts as its FLOPs.
+  """
   learning = 3 * c.updates.epochs
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = policy + (not on_policy) + (c.kl.kind != "none")
+  count = policy + (not on_policy)
+  if c.kl.kind != "none":
+    passes = c.updates.epochs if c.kl.kind == "full" else 1
+    teacher = flops_per_token(c, reference_shape(c, cfg))
+    count += passes * teacher / flops_per_token(c, cfg)
   if facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
   return count + facts.has_history(c) * c.advantage.history
 
 
-def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
+def counter(c, cfg: decoder.ModelConfig, passes: float) -> resources.Counter:
   """The counter of tokens and FLOPs."""
+  r, flops = c.rollout, flops_per_token(c, cfg)
+  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
+
+
+def flops_per_token(c, cfg: decoder.ModelConfig) -> float:
+  """FLOPs of a forward pass of a model over a token of a rollout."""
   r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
   share = cfg.experts_per_token / max(cfg.experts, 1)
-  flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
+  return parameters.flops_per_token(decoder.table(cfg), context, share)
 
 
 def model_sizes(c, model: Model) -> dict[str, int]:
@@ -82,7 +94,9 @@ def sample_log(
   `reward` is `credit.outcome` with its keywords bound. `new_logps` turns a plan
   into log-probs [B, T] of the current policy.
   """
-  estimate = functools.partial(kl.estimate, c.kl.kind)
+  estimate = None
+  if facts.estimates_kl(c):
+    estimate = functools.partial(kl.estimate, c.kl.kind)
   return SampleLog(
       output.log,
       output.display,
@@ -96,7 +110,7 @@ def sample_log(
       is_verified=functools.partial(tasks.has_verifier, task),
       reward=reward,
       surrogate=functions.bind("surrogate", c.surrogate),
-      estimate_kl=None if c.kl.kind == "none" else estimate,
+      estimate_kl=estimate,
       has_values=facts.has_critic(c),
       new_logps=new_logps if c.log.ratios else None,
   )

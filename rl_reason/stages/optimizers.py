@@ -1,5 +1,6 @@
 """What learns in each stage, and the optimizer of it."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checks import facts
 from rl_reason.devices.randomness import host_seed
-from rl_reason.models import critic, decoder, lora
-from rl_reason.training import optimizer
+from rl_reason.models import critic, decoder, divergence, lora
+from rl_reason.stages.model import reference_shape
+from rl_reason.training import imitation, optimizer
 
 Optimizer = tuple[optax.GradientTransformation, TrainState]
 
@@ -28,11 +30,26 @@ def update_settings(
 ) -> dict[str, Any]:
   """The static arguments of `step.rl_update`."""
   tx, _ = optimizer
+  compare = None
+  if c.kl.kind == "full":
+    shape = reference_shape(c, cfg)
+    compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
+  stream = None
+  if c.streams.sft:
+    stream = functools.partial(
+        imitation.gradient,
+        cfg=cfg,
+        coef=c.streams.sft,
+        lora_scale=lora_scale(c),
+        router_aux=c.loss.router_aux,
+    )
   return dict(
       cfg=cfg,
       tx=tx,
       temperature=c.rollout.temperature,
       objective=objective,
+      compare=compare,
+      stream=stream,
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
       seed=host_seed(c.seed, "covariance") % 2**31,

@@ -11,8 +11,7 @@ import shutil
 from typing import Any
 
 from rl_reason import hf
-
-MODEL, TOKENIZER = "origin/model", "origin/tokenizer"
+from rl_reason.checks.run_directory import MODEL, TOKENIZER
 
 
 def record(

@@ -41,6 +41,8 @@ from rl_reason.stages import build_step, interim, observers, optimizers, scorer
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.reference import of_kl
+from rl_reason.stages.streams import demonstrations
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
@@ -66,8 +68,8 @@ def train(
 
   Args:
     c: the checked config.
-    sft_params: initial policy, and the reference policy of a KL; with LoRA the
-      frozen base.
+    sft_params: initial policy, and the reference policy of a KL without
+      kl.reference; with LoRA the frozen base.
     critic_params: initial critic, if the advantage needs values.
     counters: cost of value pretraining; None: nothing.
     model: shapes of the networks, and the devices that learn.
@@ -164,8 +166,18 @@ def train(
     """Parameters as the model reads them: LoRA factors with their base."""
     return params if base is None else lora.join(base, params, scale)
 
+  ref_logps, compared = of_kl(
+      c, policy(reference), trainer_logps, model=model, tok=tok, output=output
+  )
+  state.stream = demonstrations(
+      c,
+      mesh,
+      display,
+      row_source=row_source,
+      tok=tok,
+      environments=environments,
+  )
   total = c.rl.steps
-  has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
   continues = facts.continues(c)
@@ -257,8 +269,8 @@ def train(
       if surplus is not None:
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
-      if has_reference:
-        ref_logps_BT, _ = trainer_logps(policy(reference), plan)
+      if ref_logps is not None:
+        ref_logps_BT = ref_logps(plan)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.
@@ -302,7 +314,10 @@ def train(
         learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
         models = dict(base=base, reference=reference, critic=critic_params)
         replay.watch(state, inputs, data_M, coefs, **learned, **models)
-      state.policy, actor_metrics = update(state.policy, *data_M, coefs, base)
+      rows_M = state.stream and state.stream.take()
+      state.policy, actor_metrics = update(
+          state.policy, *data_M, coefs, base, compared, rows_M
+      )
       critic_metrics = {}
       if state.critic is not None:
         state.critic, critic_metrics = update_critic(state.critic, *data_M)

@@ -103,13 +103,7 @@ def run(
         model=model,
         output=output,
         stream=_stream(c, name, row_source, tok, output.display.say),
-        pack=functools.partial(
-            demonstrations.pack,
-            tok,
-            prompt_slots=c.rollout.max_prompt,
-            response_slots=c.rollout.max_tokens,
-            observe=environments.observer.text if environments else None,
-        ),
+        pack=packer(c, tok, environments),
         update=update,
         rates=max(steps.values()),
         check=check,
@@ -157,20 +151,56 @@ def _train_phase(
   )
 
 
+def packer(c, tok: Any, environments: Environments | None) -> Callable:
+  """`demonstrations.pack` in the shapes of a config."""
+  return functools.partial(
+      demonstrations.pack,
+      tok,
+      prompt_slots=c.rollout.max_prompt,
+      response_slots=c.rollout.max_tokens,
+      observe=environments.observer.text if environments else None,
+  )
+
+
 def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
-  """Batches of (prompt, response): of the task, or of sft.samples."""
+  """Batches of a phase."""
   part, batch = config_lib.at(c, PHASES[name]), c.sft.batch
 
   def counted(rows: int) -> None:
     passes = f"{part.steps * batch / rows:.2g} passes over {rows:,} rows"
     say(f"SFT: {part.steps:,} steps of {batch} rows are {passes}")
 
+  return batches(c, part, PURPOSES[name], batch, row_source, tok, say, counted)
+
+
+def batches(
+    c,
+    part,
+    purpose: str,
+    batch: int,
+    row_source: RowSource,
+    tok: Any,
+    say: Callable[[str], None],
+    counted: Callable[[int], None],
+):
+  """Batches of (prompt, response): of the task, or of sft.samples.
+
+  Args:
+    c: the config.
+    part: its section with the mixture of styles.
+    purpose: decides the order, or the demonstrations.
+    batch: rows of a batch.
+    row_source: the rows of the task.
+    tok: the tokenizer.
+    say: shows a line.
+    counted: called with the number of rows.
+  """
   if not c.sft.samples:
     mixture = facts.styles(part.mixture, row_source.task)
     levels = tuple(c.sft.difficulties) or row_source.difficulties
     return demonstrations.batches(
         dataclasses.replace(row_source, difficulties=levels),
-        PURPOSES[name],
+        purpose,
         batch,
         mixture,
         counted,
@@ -184,7 +214,7 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
       say,
       revisions=facts.revisions(c),
   )
-  seed = host_seed(c.seed, f"samples of {PURPOSES[name]}")
+  seed = host_seed(c.seed, f"samples of {purpose}")
   counted(sum(map(len, parts)))
   return sample_files.iterate(parts, weights, seed, batch)
 

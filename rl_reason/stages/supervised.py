@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rl_reason.base import config as config_lib
@@ -17,13 +16,13 @@ from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
-from rl_reason.models import decoder, experts
+from rl_reason.models import decoder
 from rl_reason.monitoring import health, resources
 from rl_reason.monitoring.display import Display
 from rl_reason.stages.build_step import packed_rows
 from rl_reason.stages.optimizers import of_stage
 from rl_reason.stages.output import Output, open_stage
-from rl_reason.training import packing
+from rl_reason.training import imitation, packing
 from rl_reason.training.optimizer import (
     abstract_state,
     init_state,
@@ -31,7 +30,7 @@ from rl_reason.training.optimizer import (
     new_state,
     state_shardings,
 )
-from rl_reason.training.step import accumulate, optimize
+from rl_reason.training.step import optimize
 
 
 def sft_update(
@@ -49,17 +48,9 @@ def sft_update(
   caller's jit donates the state. Returns the next state, and metrics: loss,
   grad_norm, update_skipped.
   """
-  weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
-
-  def loss_fn(params, packed, weights_BT):
-    logps_BT, _, routing = decoder.packed_logps(params, cfg, packed)
-    loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
-    if routing is not None:
-      aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
-      return loss + aux, dict(loss=loss) | metrics
-    return loss, dict(loss=loss)
-
-  grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)
+  grads, metrics = imitation.gradient(
+      state.params, packed, mask_BT, cfg=cfg, router_aux=router_aux
+  )
   state, step_metrics = optimize(state, tx, grads, mask_BT)
   return state.replace(step=state.step + 1), metrics | step_metrics
 

@@ -227,10 +227,12 @@ def policy_gradient(
     coefs: dict[str, Array],
     base: Tree | None = None,
     key: Array | None = None,
+    reference: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     temperature: float,
     objective: Objective,
+    compare: Callable | None = None,
     lora_scale: float = 1.0,
     router_aux: float = 0.0,
 ) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
@@ -243,11 +245,12 @@ def policy_gradient(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    logps_BT, entropy_BT, routing = decoder.packed_logps(
-        params, cfg, packed, temperature
+    of_reference = compare and functools.partial(compare, reference)
+    logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
+        params, cfg, packed, temperature, of_reference
     )
     loss, metrics = objective_lib.loss(
-        objective, logps_BT, entropy_BT, b, token_weights, coefs
+        objective, logps_BT, entropy_BT, b, token_weights, coefs, *kl_BT
     )
     if routing is not None:
       mean_BT = token_weights["mean"]
@@ -274,11 +277,15 @@ def rl_update(
     packed_M: Packed,
     coefs: dict[str, Array],
     base: Tree | None = None,
+    reference: Tree | None = None,
+    rows_M: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     tx: optax.GradientTransformation,
     temperature: float,
     objective: Objective,
+    compare: Callable | None = None,
+    stream: Callable | None = None,
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
     seed: int = 0,
@@ -293,10 +300,15 @@ def rl_update(
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
     base: frozen parameters of a state with LoRA factors; None: the state has
       all parameters.
+    reference: parameters of the reference policy that `compare` reads.
+    rows_M: packed rows and masks of all minibatches, which `stream` imitates.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
+    compare: static, `divergence.chunked` of the reference, for the KL over the
+      whole vocabulary; None without it.
+    stream: static, `imitation.gradient`, which is added; None for RL alone.
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
@@ -314,16 +326,23 @@ def rl_update(
       cfg=cfg,
       temperature=temperature,
       objective=objective,
+      compare=compare,
       lora_scale=lora_scale,
       router_aux=router_aux,
   )
 
   def minibatch(carry, xs):
-    (state, going, index), (b, packed) = carry, xs
+    (state, going, index), (b, packed, rows) = carry, xs
     key = None
     if objective.covariance is not None:
       key = randomness.folded(seed, state.step, index)
-    grads, metrics, w = gradient(state.params, b, packed, coefs, base, key)
+    grads, metrics, w = gradient(
+        state.params, b, packed, coefs, base, key, reference
+    )
+    if stream is not None:
+      more, of_rows = stream(state.params, *rows, base)
+      grads = jax.tree.map(jnp.add, grads, more)
+      metrics["sft_loss"] = of_rows["loss"]
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
     new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)
@@ -343,7 +362,7 @@ def rl_update(
 
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
   (state, _, _), by_M = jax.lax.scan(
-      minibatch, carry, (without_padding(batch_M), packed_M)
+      minibatch, carry, (without_padding(batch_M), packed_M, rows_M)
   )
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]

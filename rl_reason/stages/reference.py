@@ -1,0 +1,85 @@
+"""The reference policy of a KL: the policy that RL starts from, or a teacher.
+
+A teacher (kl.reference) is another run, or a checkpoint of transformers. Its
+shape may differ from the policy's; its tokenizer and template must not.
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rl_reason import hf
+from rl_reason.base.structs import Array, Tree
+from rl_reason.checks import facts, reference_policy
+from rl_reason.models import decoder, lora
+from rl_reason.stages import build_step, trained
+from rl_reason.stages.model import Model, critic_config, reference_shape
+from rl_reason.stages.output import Output
+from rl_reason.training.packing import PackingPlan
+
+# The log-probs [B, T] of the reference.
+LogProbs = Callable[[PackingPlan], Array]
+
+
+def of_kl(
+    c,
+    first: Tree,
+    logps: Callable[..., tuple[Array, Array]],
+    *,
+    model: Model,
+    tok: Any,
+    output: Output,
+) -> tuple[LogProbs | None, Tree | None]:
+  """What an RL step reads of the reference.
+
+  Args:
+    c: the config.
+    first: the policy that RL starts from, as the model reads it.
+    logps: `build_step.logps` of the policy.
+    model: shapes and devices.
+    tok: the tokenizer.
+    output: work directory and screen.
+
+  Returns:
+    its log-probs if the KL is estimated from the sampled tokens, and its
+    parameters if the update compares whole distributions; None otherwise.
+
+  Raises:
+    ConfigError, RunError: the teacher cannot be used.
+  """
+  params = first
+  if c.kl.reference:
+    params = teacher(c, model=model, tok=tok, output=output)
+    shape = reference_shape(c, model.cfg)
+    logps = build_step.logps(c, shape, model.mesh, output.display)
+  if c.kl.kind == "full":
+    return None, params
+  estimated = facts.estimates_kl(c)
+  return (lambda plan: logps(params, plan)[0]) if estimated else None, None
+
+
+def teacher(c, *, model: Model, tok: Any, output: Output) -> Tree:
+  """The parameters of config.kl.reference, in the shape `reference_shape`.
+
+  Of a run they are those of its newest checkpoint; LoRA factors come merged.
+
+  Raises:
+    ConfigError: it reads other tokens than the policy writes, or is damaged.
+    RunError: the run has no complete checkpoint.
+  """
+  reference_policy.check(c, tok)
+  theirs, source = reference_policy.find(c)
+  cfg, place = reference_shape(c, model.cfg), pathlib.Path(c.kl.reference)
+  if source and not reference_policy.is_run(c):
+    params, about = hf.load(source, decoder.table(cfg), model.mesh), str(place)
+  else:
+    of_run = Model(cfg, critic_config(theirs, cfg), model.mesh)
+    there = output._replace(workdir=place)
+    params, _, _, about = trained.policy(
+        theirs, "newest", model=of_run, output=there
+    )
+    params = jax.jit(lora.merge)(params) if theirs.lora.rank else params
+  output.display.say(f"kl.reference: {about}")
+  return params
