@@ -21,7 +21,7 @@ from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
-from rl_reason.stages import build_step, scorer, trained
+from rl_reason.stages import build_step, collectors, scorer, trained
 
 NAME = "sampler_weights"
 RUNS = results.RUNS / NAME
@@ -91,7 +91,7 @@ def measure(precision: str, seed: int) -> dict:
     params, _, _ = trained.rl(c, "newest", model=model, output=output)
     logps = build_step.logps(c, model.cfg, mesh, silent)
     plan = build_step.planner(c, mesh)
-    collector = build_step.collector(
+    collector = collectors.collector(
         c,
         "another round",
         row_source=parts["row_source"],

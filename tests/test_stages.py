@@ -12,7 +12,7 @@ from rl_reason.collect import experience
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display
-from rl_reason.stages import build_step, compile_ahead, optimizers
+from rl_reason.stages import build_step, collectors, compile_ahead, optimizers
 from rl_reason.training import optimizer, packing, step
 
 
@@ -99,7 +99,7 @@ def dapo(tmp_path_factory):
     with jax.set_mesh(session.mesh):
       # On-policy the ratio of the only update is 1 by definition.
       run = call(tiny_session.programs, session, on_policy=False)
-      no_rows = build_step.empty_rows(
+      no_rows = collectors.empty_rows(
           session.config, session.config.rollout.batch
       )
       args = new_state(session), *update_args(session, run, no_rows)

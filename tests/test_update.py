@@ -14,7 +14,7 @@ import reference_model
 
 from rl_reason.algorithms import reductions, surrogates, variants
 from rl_reason.base.structs import TrainState
-from rl_reason.stages import build_step
+from rl_reason.stages import controllers
 from rl_reason.training import step
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
@@ -242,7 +242,7 @@ def test_controllers_wait_for_a_response_that_measures_something(case):
   rewards_B = np.full(2, np.nan if case == "failed" else 1.0)
   credit = dict(rewards_B=rewards_B, metrics={"kl/reference": 0.0})
   coefs = dict(kl=0.1, entropy=0.2)
-  found = build_step.steer(
+  found = controllers.steer(
       coefs,
       mask_BT,
       np.ones((2, 2)),

@@ -20,6 +20,7 @@ from rl_reason.models import decoder
 from rl_reason.monitoring import display
 from rl_reason.stages import (
     build_step,
+    collectors,
     initial_state as initial_state_lib,
     optimizers,
     scorer,
@@ -160,8 +161,8 @@ def initial_state(session, params, critic_params, counters):
 
 
 def collector(session, purpose, **options):
-  """`build_step.collector` of a session."""
-  return call(build_step.collector, session, purpose, **options)
+  """`collectors.collector` of a session."""
+  return call(collectors.collector, session, purpose, **options)
 
 
 def make_session(workdir, c=None, mesh=None, sampling=None, **changes):

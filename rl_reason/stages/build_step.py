@@ -8,10 +8,8 @@ first call.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import numpy as np
 
 from rl_reason.algorithms import (
     credit as credit_lib,
@@ -23,31 +21,17 @@ from rl_reason.algorithms import (
 )
 from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience
-from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
-from rl_reason.collect.ahead import Ahead
-from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.continuations import ContinuingCollector
-from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.episodes import TurnsCollector
-from rl_reason.collect.experience import no_rows
-from rl_reason.collect.partial_rollouts import PartialRolloutCollector
-from rl_reason.collect.reward_runner import Rewards
-from rl_reason.data.pipelines import RowSource
-from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
-from rl_reason.devices.randomness import host_seed, key
-from rl_reason.models import critic, decoder, experts
+from rl_reason.devices.randomness import host_seed
+from rl_reason.models import critic, decoder
 from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.samples import EXTREMES, SampleLog
-from rl_reason.rollout import sampling_filters
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
-    certificate,
     optimizer as optimizer_lib,
     packing,
     step,
@@ -283,178 +267,3 @@ def history_inputs(
       batch=c.rollout.batch,
       ratio_limit=c.advantage.history_ratio,
   )
-
-
-def controllers(c) -> Callable[..., dict[str, float]] | None:
-  """`steer` with the adaptive controllers of the config; None without one."""
-  found = dict(
-      kl_controller=functions.bind("kl_controller", c.kl.controller),
-      entropy_controller=functions.bind(
-          "entropy_controller", c.loss.entropy_controller
-      ),
-  )
-  if not any(found.values()):
-    return None
-  return functools.partial(steer, rows=c.rollout.batch, **found)
-
-
-def steer(
-    coefs: dict[str, float],
-    mask_BT: Array,
-    entropy_BT: Any,
-    credit: dict[str, Any],
-    *,
-    rows: int,
-    kl_controller: Callable[..., float] | None,
-    entropy_controller: Callable[..., float] | None,
-) -> dict[str, float]:
-  """The coefficients of the next step, from the measurements of this step.
-
-  A step without a response whose reward is known moves no coefficient. Without
-  a controller (None), its coefficient is fixed.
-  """
-  out = dict(coefs)
-  mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
-  if not mask_BT.any():
-    return out
-  if kl_controller is not None:
-    measured = float(credit["metrics"]["kl/reference"])
-    out["kl"] = kl_controller(coefs["kl"], measured, rows)
-  if entropy_controller is not None:
-    entropy = float(entropy_BT[mask_BT].mean())
-    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
-  return out
-
-
-def collector(
-    c,
-    purpose: str,
-    *,
-    row_source: RowSource,
-    tok: Any,
-    engine: Any,
-    rewards: Rewards,
-    environments: Environments | None,
-    batches: int = 1,
-    partial_groups: int = 0,
-    curriculum: int = 0,
-) -> RolloutCollector:
-  """The rollout collector of a stage, on the devices of its engine.
-
-  Args:
-    c: the config.
-    purpose: names the randomness of prompts and of sampling.
-    row_source: the rows by purpose.
-    tok: the tokenizer.
-    engine: samples the responses.
-    rewards: the terms of the reward.
-    environments: makes and calls environments; None without.
-    batches: batches of responses that a round generates.
-    partial_groups: groups that a round may leave unfinished.
-    curriculum: first prompts, which come easiest first.
-  """
-  prompts = PromptStream(
-      *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
-      retire_after=c.rollout.retire_after,
-      types=c.rollout.types,
-  )
-  options: dict[str, Any] = dict(
-      task=row_source.task,
-      tok=tok,
-      rewards=rewards,
-      key=key(engine.mesh, c.seed, purpose),
-      num_responses=batches * c.rollout.batch,
-      group_size=c.rollout.group_size,
-      group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
-      max_prompt=c.rollout.max_prompt,
-      temperature=c.rollout.temperature,
-      filters=sampling_filters.of(c.rollout),
-      cache=c.rollout.cache,
-      record=c.rollout.replay_routing,
-      shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,
-  )
-  if environments is not None:
-    return TurnsCollector(
-        prompts,
-        engine,
-        environments=environments,
-        environment_seed=host_seed(c.seed, f"environments of {purpose}"),
-        **options,
-    )
-  if facts.continues(c):
-    shards = sharding.num_shards(engine.mesh, "batch")
-    count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
-    return ContinuingCollector(
-        prompts,
-        engine,
-        continuations=count,
-        prefixes=max(slots // shards // count, 1) * shards,
-        reward=reward(c),
-        steps=c.rl.steps,
-        **options,
-    )
-  if not partial_groups:
-    return RolloutCollector(prompts, engine, **options)
-  return PartialRolloutCollector(
-      prompts,
-      engine,
-      unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
-      max_tokens=c.rollout.max_tokens,
-      across_steps=c.rollout.partial_across_steps,
-      num_shards=sharding.num_shards(engine.mesh, "batch"),
-      **options,
-  )
-
-
-def empty_rows(c, rows: int) -> Experience:
-  """`no_rows` in the shapes of a config."""
-  record = None
-  if c.rollout.replay_routing:
-    shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
-    record = experts.no_record(c.model, shape)
-  return no_rows(
-      rows,
-      c.rollout.max_prompt,
-      c.rollout.max_tokens,
-      len(terms(c)),
-      turns=bool(facts.environment(c)),
-      steps=c.reward.process != "none",
-      record=record,
-  )
-
-
-def sample_ahead(
-    c,
-    collect: Callable[..., tuple],
-    *,
-    state: RLState,
-    samples: SampleLog,
-    cfg: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    display: Display,
-) -> Ahead:
-  """`collect` ahead of learning, on the mesh that samples; see `Ahead`."""
-  return Ahead(
-      collect,
-      state.collector,
-      samples,
-      staleness=c.rl.staleness,
-      steps=c.rl.steps,
-      sampler_logps=c.rl.old_logps == "sampler",
-      mesh=mesh,
-      empty=no_batches(c),
-      replay=certificate.replayer(cfg, mesh, c.rollout.temperature, display),
-  )
-
-
-def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
-  """Padding in the shapes of S batches in flight, and of their extreme groups.
-
-  An extreme group may be as large as a whole round if groups are unequal.
-  """
-  group = c.rollout.group_size
-  if c.rollout.group_sizes.name != "equal":
-    group = c.dynamic_sampling.batches * c.rollout.batch
-  rows = empty_rows(c, c.rollout.batch)
-  extremes = empty_rows(c, len(EXTREMES) * group)
-  return ((rows, extremes),) * c.rl.staleness

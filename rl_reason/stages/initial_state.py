@@ -12,7 +12,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.models import checksums, critic, decoder, linear
 from rl_reason.monitoring import resources
-from rl_reason.stages import build_step, optimizers
+from rl_reason.stages import collectors, optimizers
 from rl_reason.stages.model import Model
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.training.optimizer import abstract_state, init_state, new_state
@@ -86,13 +86,13 @@ def abstract_arrays(c, model: Model) -> Tree:
   unfinished = None
   if c.rollout.partial_groups:
     rows = c.rollout.partial_groups * c.rollout.group_size
-    unfinished = build_step.empty_rows(c, rows)
+    unfinished = collectors.empty_rows(c, rows)
   kept, history = _no_rows(c)
   on_host: dict[str, Tree] = dict(
       kept=kept, history=history, unfinished=unfinished
   )
   if c.rl.staleness:
-    on_host["ahead"] = build_step.no_batches(c)
+    on_host["ahead"] = collectors.no_batches(c)
   return dict(
       policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )
@@ -108,7 +108,7 @@ def frozen_base(sft_params: Tree, dtype: str) -> Tree:
 
 def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
-  no_rows = build_step.empty_rows(c, c.rollout.batch)
+  no_rows = collectors.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
   if not facts.has_history(c):
     return kept, None

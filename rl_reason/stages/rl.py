@@ -37,7 +37,15 @@ from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import build_step, interim, observers, optimizers, scorer
+from rl_reason.stages import (
+    build_step,
+    collectors,
+    controllers,
+    interim,
+    observers,
+    optimizers,
+    scorer,
+)
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
@@ -116,10 +124,10 @@ def train(
         **optimizers.critic_rate(c, c.rl.steps),
     )
   metrics_of_step = observers.step_metrics(c, cfg, on_policy=on_policy)
-  adapt = build_step.controllers(c)
+  adapt = controllers.controllers(c)
   # The collector lives on the devices that sample.
   with jax.set_mesh(rollout_engine.mesh):
-    collector = build_step.collector(
+    collector = collectors.collector(
         c,
         "rollout",
         row_source=row_source,
@@ -222,7 +230,7 @@ def train(
 
   collect: Callable[..., Any] = sample_batch
   if c.rl.staleness:  # batches of later steps are sampled meanwhile
-    collect = state.ahead = build_step.sample_ahead(
+    collect = state.ahead = collectors.sample_ahead(
         c,
         sample_batch,
         state=state,

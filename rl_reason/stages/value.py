@@ -28,7 +28,14 @@ from rl_reason.monitoring import (
     updates,
 )
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import build_step, observers, optimizers, scorer, trained
+from rl_reason.stages import (
+    build_step,
+    collectors,
+    observers,
+    optimizers,
+    scorer,
+    trained,
+)
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.training.optimizer import abstract_state, new_state
@@ -78,7 +85,7 @@ def run(
   rewards = scorer.rewards(
       c, reward_runner, model=model, tok=tok, mesh=mesh, display=display
   )
-  collector = build_step.collector(
+  collector = collectors.collector(
       c,
       "value",
       row_source=row_source,

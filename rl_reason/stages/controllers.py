@@ -1,0 +1,51 @@
+"""Coefficients of the loss that follow measurements, as a config describes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rl_reason.base import functions
+from rl_reason.base.structs import Array
+
+
+def controllers(c) -> Callable[..., dict[str, float]] | None:
+  """`steer` with the adaptive controllers of the config; None without one."""
+  found = dict(
+      kl_controller=functions.bind("kl_controller", c.kl.controller),
+      entropy_controller=functions.bind(
+          "entropy_controller", c.loss.entropy_controller
+      ),
+  )
+  if not any(found.values()):
+    return None
+  return functools.partial(steer, rows=c.rollout.batch, **found)
+
+
+def steer(
+    coefs: dict[str, float],
+    mask_BT: Array,
+    entropy_BT: Any,
+    credit: dict[str, Any],
+    *,
+    rows: int,
+    kl_controller: Callable[..., float] | None,
+    entropy_controller: Callable[..., float] | None,
+) -> dict[str, float]:
+  """The coefficients of the next step, from the measurements of this step.
+
+  A step without a response whose reward is known moves no coefficient. Without
+  a controller (None), its coefficient is fixed.
+  """
+  out = dict(coefs)
+  mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
+  if not mask_BT.any():
+    return out
+  if kl_controller is not None:
+    measured = float(credit["metrics"]["kl/reference"])
+    out["kl"] = kl_controller(coefs["kl"], measured, rows)
+  if entropy_controller is not None:
+    entropy = float(entropy_BT[mask_BT].mean())
+    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
+  return out
