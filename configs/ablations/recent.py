@@ -28,8 +28,8 @@ def get_config():
       title="Algorithms of recent papers",
       question=(
           "Which of these losses, masks and baselines changes what GRPO learns"
-          " on the built-in task? Their papers report gains of a few points over"
-          " GRPO, most of them from one run."
+          " on the built-in task? Their papers report gains of a few points"
+          " over GRPO, most of them from one run."
       ),
       seeds=ablate.fresh_seeds("rl_reason recent", 8),
       reference="grpo",
