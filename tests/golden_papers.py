@@ -205,6 +205,12 @@ def gdpo(x):
   )
 
 
+LITE_PPO = Paper(
+    lambda x: reference.group_mean_batch_std(
+        x.rewards_B, x.groups_B, np.ones(8), 1e-6, 1
+    ),
+    reduction="token_mean",
+)
 PAPERS = {
     "ppo": PPO,
     "grpo": GRPO,
@@ -266,11 +272,9 @@ PAPERS = {
         baseline=False,
     ),
     "gdpo": Paper(gdpo, whiten=True, scores=SCORES),
-    "lite_ppo": Paper(
-        lambda x: reference.group_mean_batch_std(
-            x.rewards_B, x.groups_B, np.ones(8), 1e-6, 1
-        ),
-        reduction="token_mean",
+    "lite_ppo": LITE_PPO,
+    "scale_rl": dataclasses.replace(
+        LITE_PPO, loss=cispo, reduction="prompt_token_mean"
     ),
 }
 

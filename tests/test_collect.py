@@ -64,6 +64,15 @@ def test_an_incorrect_response_ends_a_streak():
   assert streaks == [[1], [], [1], [2]]
 
 
+def test_prompts_retire_at_a_rate():
+  """15 of 16 correct responses are 90%, and 14 are not."""
+  prompts = numbers(2, retire_after=1, retire_rate=0.9)
+  _, rows = prompts.draw(2)
+  prompts.update(rows, [15 / 16, 14 / 16], [3.0, 3.0])
+  _, again = prompts.draw(2)
+  assert again == [rows[1]] * 2
+
+
 def test_averages_by_difficulty_decay():
   """The first round counts in full, each later one with a tenth."""
   prompts = numbers(9)

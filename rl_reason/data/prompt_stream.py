@@ -22,9 +22,9 @@ class PromptStream:
   Args:
     source: rows by id.
     iterator: checkpointable iterator over batches of one (id, row).
-    retire_after: number of consecutive rounds in which all responses to a
-      prompt were correct, after which the prompt is no longer drawn; 0 to draw
-      prompts forever.
+    retire_after: number of consecutive rounds in which a prompt was solved,
+      after which the prompt is no longer drawn; 0 to draw prompts forever.
+    retire_rate: share of correct responses from which on a prompt is solved.
     types: what the type of a prompt is: 'difficulty', 'subject' or 'pass_rate'.
       By pass rate, each prompt has averages of its own, which begin with what
       its file says.
@@ -36,10 +36,11 @@ class PromptStream:
       iterator,
       *,
       retire_after: int = 0,
+      retire_rate: float = 1.0,
       types: str = "difficulty",
   ):
     self._source, self._iterator, self._types = source, iterator, types
-    self._retire_after = retire_after
+    self._retire_after, self._retire_rate = retire_after, retire_rate
     self._averages: dict[str, list[float]] = {}  # type: accuracy, length
     self._solved: dict[str, int] = {}  # prompt: times solved in a row
 
@@ -76,8 +77,9 @@ class PromptStream:
       elif (skipped := skipped + 1) > MAX_RETIRED_IN_A_ROW:
         raise RunError(
             f"rollout.retire_after = {self._retire_after}: {skipped} prompts in"
-            " a row are retired because all responses to them were correct;"
-            " stop the run, or add harder prompts"
+            f" a row are retired because {self._retire_rate:.0%} or more of the"
+            " responses to them were correct; stop the run, or add harder"
+            " prompts"
         )
     return ids, rows
 
@@ -124,7 +126,7 @@ class PromptStream:
           decay * a + weight * b for a, b in zip(old, new, strict=True)
       ]
       solved = self._solved.pop(str(prompt_hash(row)), 0)
-      if accuracy == 1 and self._retire_after:
+      if accuracy >= self._retire_rate and self._retire_after:
         self._solved[str(prompt_hash(row))] = solved + 1
 
   def _measured(self, row: Row) -> Pair:

@@ -63,6 +63,7 @@ def collector(
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
       retire_after=c.rollout.retire_after,
+      retire_rate=c.rollout.retire_rate,
       types=c.rollout.types,
   )
   options: dict[str, Any] = dict(
