@@ -259,6 +259,16 @@ def test_a_task_that_is_solved_is_no_fault():
   assert one.check(13, hard) == {"alert/few_groups_with_signal": 1}
 
 
+@pytest.mark.parametrize("rounds, alerted", [(10, True), (1, False)])
+def test_groups_that_are_dropped_and_not_replaced_are_not_missing(
+    rounds, alerted
+):
+  fields = FIELDS | {"dynamic_sampling.max_rounds": rounds}
+  one = health.HealthMonitor(fields, lambda _: None)
+  found = one.check(1, line(train__groups_missing=20))
+  assert ("alert/incomplete_batches" in found) == alerted
+
+
 @pytest.mark.parametrize("accuracy, alerted", [(0.4, True), (0.95, False)])
 def test_a_critic_of_a_solved_task_has_little_to_predict(accuracy, alerted):
   one = health.HealthMonitor(FIELDS, lambda _: None)

@@ -314,6 +314,8 @@ def _few_groups_with_signal(step, steps, fields):
 
 
 def _incomplete_batches(step, fields):
+  if fields.get("dynamic_sampling.max_rounds") == 1:
+    return ""  # dropped groups are not replaced
   missing = number(step, "train/groups_missing")
   groups = fields["rollout.batch"] / fields["rollout.group_size"]
   if missing < groups / 2:
