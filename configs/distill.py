@@ -9,6 +9,9 @@ vocabulary. Nothing is rewarded. The variant `sampled` has log p_teacher - log p
 of the sampled token as its advantage instead, which needs no more of the
 teacher than the log-probs of given tokens
 (thinkingmachines.ai/blog/on-policy-distillation).
+
+Held-out accuracy: 21% to 94%, and to 87% with `sampled` (16 seeds,
+results/distill.md), about a minute on 2 cores.
 """
 
 from rl_reason.configs import base
