@@ -290,7 +290,8 @@ def test_length_that_pays_is_no_fault(rise, alerted):
 
 WITHOUT = ("without value pretraining", "without decoupled GAE")
 STALE = ("S = 1", "S = 2", "S = 4", "S = 8")
-ABLATED = ("PPO", "groups of 2", "groups of 4", *WITHOUT, *STALE)
+BROKEN = ("w_reinforce",)  # its policy breaks in four of eight seeds
+ABLATED = ("PPO", "groups of 2", "groups of 4", *WITHOUT, *STALE, *BROKEN)
 
 
 def healthy_runs():
@@ -298,7 +299,8 @@ def healthy_runs():
 
   Left out are ablations without value pretraining or decoupled GAE, whose
   critics the table rightly names, groups of 2 or 4 responses, which have no
-  signal once nearly all prompts are solved, and batches of older policies; and
+  signal once nearly all prompts are solved, batches of older policies, and
+  W-REINFORCE, which the alerts rightly find; and
   chains, which rightly grow from 2 to 65 tokens, and whose critics have little
   to predict once nearly all responses are correct: their data do not have the
   accuracy in training, which tells both rules so.
