@@ -156,6 +156,13 @@ def test_four_faults_are_four_lines(lines):
             {"kl.koef": "0.1", "kl.kind": "k3"},
             "kl.koef = 0.1: there is no such field; did you mean kl.coef?",
         ),
+        # Similar to no field.
+        ({"zz": "1"}, "zz = 1: there is no such field; see configs/base.py"),
+        (
+            {"workdir": "here"},
+            "workdir = here: there is no such field; did you mean the flag"
+            " --workdir?",
+        ),
         ({"rollout.batch": "many"}, "rollout.batch = many: must be an integer"),
         (
             {"rollout.batch": "0", "rollout.group_size": "3"},

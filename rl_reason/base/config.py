@@ -56,7 +56,8 @@ def no_such_field(c, name: str, value: Any) -> ConfigError:
     others = "one of " * (len(rest) > 1) + ", ".join(rest)
     hint = f"did you mean {first}{f', or {others}' if rest else ''}?"
   return ConfigError(
-      f"{name} = {value}: there is no such field; {hint}", fields=found
+      f"{name} = {value}: there is no such field; {hint}",
+      fields=found or [name],
   )
 
 

@@ -132,6 +132,7 @@ OF_OTHERS = {
     "val_files": "data.evaluate",
     "report_to": "log.loggers",
     "output_dir": "the flag --workdir",
+    "workdir": "the flag --workdir",
 }
 
 
