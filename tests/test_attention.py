@@ -9,17 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from jax.experimental import pallas as pl
 
 from configs import base
 from rl_reason.models import (
     attention,
+    checksums,
     cudnn,
     packed_attention,
     pallas,
+    parameters,
     sequence,
 )
-from rl_reason.models.kernels import KERNELS, cached, choose, padded
+from rl_reason.models.kernels import KERNELS, by_layer, cached, choose, padded
+from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.stages import model as model_lib
 
 K, Q, C, LAYERS = 2, 2, 128, 2
@@ -32,8 +36,9 @@ ROUNDING = {"float32": 2e-6, "bfloat16": 1e-2}  # of the largest number
 @pytest.fixture
 def interpreted(monkeypatch):
   """Kernels run on a CPU, block by block; what asks for cuDNN, asks XLA."""
-  plain = functools.partial(cudnn.attend, implementation="xla")
-  monkeypatch.setattr(cudnn, "attend", plain)
+  for fn in "attend", "decode":
+    plain = functools.partial(getattr(cudnn, fn), implementation="xla")
+    monkeypatch.setattr(cudnn, fn, plain)
   for name, fn in (
       ("gpu.attention", "mha"),
       ("gpu.paged_attention", "paged_attention"),
@@ -142,22 +147,26 @@ def inputs(count, dtype, slots=512, int8=False, dim=C):
 
 def step(kernels, q, k, v, cache, positions):
   attend = attention.decode(positions)
-  return attend(kernels, jnp.int32(LAYERS - 1), q, k, v, cache)
+  last = 0 if by_layer(kernels) else jnp.int32(LAYERS - 1)
+  return attend(kernels, last, q, k, v, cache)
 
 
 def decoded(kernels, positions, dtype="bfloat16", slots=512, **options):
-  """One step of the last layer: outputs of rows in use, and the cache."""
+  """One step of the last layer: outputs of rows in use, and its cache."""
   *new, cache = inputs(len(positions), dtype, slots, **options)
   dim = cache.v.shape[-1]
   more = (0, 0), (0, 0), (0, 0), (0, 0), (0, cached(kernels, dim) - dim)
   k, v = (jnp.pad(x, more) for x in (cache.k, cache.v))
-  k = attention._key_layout(kernels, k)
   cache = dataclasses.replace(cache, k=k, v=v)
+  if by_layer(kernels):
+    cache = jax.tree.map(lambda x: x[-1:], cache)
+  cache = attention._stored(kernels, cache)
   run = jax.jit(functools.partial(step, kernels))
   out, cache = run(*new, cache, jnp.asarray(positions, jnp.int32))
-  k = attention._key_layout(kernels, cache.k)
-  assert not np.any(k[..., dim:]) and not np.any(cache.v[..., dim:])
-  cache = dataclasses.replace(cache, k=k[..., :dim], v=cache.v[..., :dim])
+  cache = jax.tree.map(lambda x: x[-1], attention._stored(kernels, cache))
+  assert not np.any(cache.k[..., dim:]) and not np.any(cache.v[..., dim:])
+  k, v = (x[..., :dim] for x in (cache.k, cache.v))
+  cache = dataclasses.replace(cache, k=k, v=v)
   return np.asarray(out, np.float32)[np.asarray(positions) >= 0], cache
 
 
@@ -166,12 +175,16 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, **options):
     [  # the TPU's pages are of one block, and of four; 100 slots are no page
         ("tpu", 384, False, 64),
         ("tpu", 100, False, 80),
+        ("cudnn", 384, False, 44),
+        ("cudnn", 384, True, 64),
         *(
             pytest.param(*x, marks=SLOW)
             for x in (
                 *(("triton", n, False, 128) for n in (384, 512)),
                 *(("triton", 512, True, n) for n in (96, 128)),
                 *(("tpu", 512, False, n) for n in (*DIMS, 192)),
+                *(("cudnn", 512, False, n) for n in DIMS),
+                ("cudnn", 100, True, 80),
             )
         ),
     ],
@@ -236,10 +249,8 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   got, cached = decoded("xla", positions, "float32", slots, int8=True)
   got = got[:, 0]
   q = np.asarray(q[:, 0], np.float64)
-  k_scale, v_scale = (
-      x[-1][..., None] for x in (cached.k_scale, cached.v_scale)
-  )
-  stands_for = cached.k[-1] * k_scale, cached.v[-1] * v_scale
+  k_scale, v_scale = (x[..., None] for x in (cached.k_scale, cached.v_scale))
+  stands_for = cached.k * k_scale, cached.v * v_scale
   want = exact(q, stands_for, positions)
   assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
@@ -250,7 +261,13 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   most = np.abs(was[1]).max((2, 3))[..., None]
   bound = np.expm1(2 * moved) * most + v_scale.max(2) / 2
   assert (error <= bound).all() and 1e-3 < error.max() < 0.05
-  np.testing.assert_array_equal(cached.k_scale[0], small.k_scale[0])
+  other = np.arange(slots) != np.array(positions)[:, None]
+  for name in "k_scale", "v_scale":
+    was, now = (
+        np.moveaxis(x, 1, 2)
+        for x in (getattr(small, name)[-1], getattr(cached, name))
+    )
+    np.testing.assert_array_equal(was[other], now[other])
 
 
 def without_cudnn(monkeypatch):
@@ -268,7 +285,7 @@ def test_kernels_are_lowered_for_their_platform(kernels, dim, monkeypatch):
   positions = jax.ShapeDtypeStruct((2,), jnp.int32)
   caches = [
       jax.eval_shape(
-          lambda x=x: attention.empty_cache(kernels, (2, 2, K, 512, dim), x)
+          lambda x=x: attention.empty_cache(kernels, (1, 2, K, 512, dim), x)
       )
       for x in ("bfloat16", "int8")
       if x != "int8" or KERNELS[kernels].int8
@@ -280,8 +297,11 @@ def test_kernels_are_lowered_for_their_platform(kernels, dim, monkeypatch):
   def one(q, k, v, cache, positions):
     return step(kernels, *(x[:, :1] for x in (q, k, v)), cache, positions)
 
-  calls = [(jax.grad(train, (0, 1, 2)), (q, k, v, segments))]
-  calls += [(one, (q, k, v, cache, positions)) for cache in caches]
+  # XLA reads the int8 cache of cuDNN.
+  decodes = [KERNELS[kernels].paged or x.k_scale is None for x in caches]
+  calls = [(jax.grad(train, (0, 1, 2)), (q, k, v, segments), True)]
+  for cache, called in zip(caches, decodes, strict=True):
+    calls.append((one, (q, k, v, cache, positions), called))
   mesh = contextlib.nullcontext()
   without_cudnn(monkeypatch)
   if kernels == "triton" and jax.__version_info__ >= (0, 11):
@@ -291,21 +311,57 @@ def test_kernels_are_lowered_for_their_platform(kernels, dim, monkeypatch):
         jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
     )
   with mesh:
-    for fn, args in calls:
+    for fn, args, called in calls:
       traced = jax.jit(fn).trace(*args)
       text = traced.lower(lowering_platforms=(platform,)).as_text()
-      # Without paged kernels, XLA decodes.
-      decodes = fn is one and not KERNELS[kernels].paged
-      assert (CALLS[kernels] in text) != decodes
+      assert (CALLS[kernels] in text) == called
 
 
 def test_a_cache_has_the_heads_that_kernels_read():
-  """Padded to the lanes of a TPU; what XLA reads is as the model has it."""
+  """Padded to the lanes of a TPU; cuDNN's slots come before its heads."""
   assert [padded("tpu", x) for x in (8, 64, 112, 128, 129)] == [128] * 4 + [256]
-  assert [cached(x, 64) for x in ("xla", "cudnn", "tpu")] == [64, 64, 128]
-  for kernels, shape in ("tpu", (5, 128)), ("cudnn", (80, 5)):
-    cache = attention.empty_cache(kernels, (1, 1, 1, 5, 80), "bfloat16")
-    assert cache.k.shape[3:] == shape
+  assert [cached(x, 60) for x in ("xla", "cudnn", "tpu")] == [60, 64, 128]
+  for kernels, shape in (
+      ("xla", (3, 80, 5)),
+      ("tpu", (3, 5, 128)),
+      ("cudnn", (5, 3, 80)),
+  ):
+    cache = attention.empty_cache(kernels, (1, 1, 3, 5, 80), "bfloat16")
+    assert cache.k.shape[2:] == shape
+    first = attention.first_slot(kernels, cache)
+    kept = tuple(1 if x == 5 else x for x in shape)
+    assert first.k.shape[2:] == kept
+
+
+@pytest.mark.parametrize("kind", ["same", "int8"])
+def test_a_sampler_with_weights_and_caches_of_layers(kind, interpreted):
+  """Draws, in float32, the tokens of stacked arrays; also where it goes on."""
+  cfgs = [dataclasses.replace(tiny.CFG, attention=x) for x in ("xla", "cudnn")]
+  found = []
+  for cfg in cfgs:
+    weights = sampler_weights.make(tiny.params(), cfg, kind)
+    table = sampler_weights.table(cfg, kind)
+    shapes = jax.tree.map(lambda x: x.shape, weights)
+    assert shapes == jax.tree.map(
+        lambda x: x.shape, table, is_leaf=parameters.is_param
+    )
+    static = tiny.SAMPLER | dict(cfg=cfg, eos=-1, max_tokens=150, group_size=2)
+    args = weights, tiny.prompts(3), jax.random.key(1)
+    limits_B = np.array([150, 9, 3, 20, 130, 1])
+    part, limited = [], dict(static, cache=kind)
+    rows = sampler.sample(*args, limits_B=limits_B, slots=2, **limited)
+    *_, part = sampler.stream(
+        *args, limits_B=np.full(6, 40), keep_cache=True, **limited
+    )
+    part = part._replace(ended_B=np.zeros(6, bool))
+    on = sampler.sample(*args, limits_B=limits_B, resumed=part, **limited)
+    sums = checksums.by_layer(weights)
+    found.append((rows, on, {name: x.shape for name, x in sums.items()}))
+  for got, want in zip(
+      jax.tree.leaves(found[1]), jax.tree.leaves(found[0]), strict=True
+  ):
+    np.testing.assert_allclose(got, want, atol=1e-5)
+  assert found[0][2] == found[1][2]
 
 
 def test_choice_of_kernels():
@@ -337,9 +393,23 @@ def test_kernels_of_gpus_are_tried_before_they_are_chosen(monkeypatch):
   def plain(q_BLKQC, k_BLKC, v_BLKC, _):
     return q_BLKQC + (k_BLKC * v_BLKC)[:, :, :, None]
 
+  right = cudnn.decode
+
+  def scaled(factor):
+    def decode(*args, implementation="cudnn"):
+      out = right(*args, implementation="xla")
+      return out if implementation == "xla" else factor * out
+
+    return decode
+
   monkeypatch.setattr(packed_attention, "attend", plain)
   monkeypatch.setattr(cudnn, "attend", plain)
+  monkeypatch.setattr(cudnn, "decode", scaled(1.0))
   assert not cudnn.failure.__wrapped__(8)
+  assert not cudnn.failure.__wrapped__(12)  # padded to 16 in the cache
+  monkeypatch.setattr(cudnn, "decode", scaled(1.05))
+  assert "differs from XLA by 0.0" in cudnn.failure.__wrapped__(8)
+  monkeypatch.setattr(cudnn, "decode", scaled(1.0))
   monkeypatch.setattr(cudnn, "attend", lambda *args: 1.05 * plain(*args))
   assert "differs from XLA by 0.0" in cudnn.failure.__wrapped__(8)
   c.model.attention = "triton"

@@ -68,9 +68,7 @@ def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
       start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
       ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
   )
-  weights = compile_ahead.abstract_weights(
-      c, cfg, mesh, r.weights, factors=c.lora.rank > 0
-  )
+  weights = compile_ahead.abstract_weights(c, cfg, mesh, r.weights)
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
     args: tuple = weights, prompts, key, 1.0, None, None, None

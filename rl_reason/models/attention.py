@@ -25,7 +25,7 @@ import numpy as np
 from rl_reason.base.structs import Array
 from rl_reason.devices import sharding
 from rl_reason.models import cudnn, linear, packed_attention, pallas, sequence
-from rl_reason.models.kernels import cached, paged
+from rl_reason.models.kernels import by_layer, cached, paged
 from rl_reason.models.packed_attention import (
     LOG2,
     MASK_VALUE,
@@ -53,14 +53,16 @@ def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
 class Cache:
   """Keys and values of every layer; slot s holds the token of position s.
 
+  Kernels may use larger heads than the model, filled with zeros. `_stored`
+  changes the layout for a kernel.
+
   Attributes:
     k: [layers, B, K, C, S]. With slots last, scores are sums of rows, which
       XLA's CPU backend computes three times as fast as products of columns.
-      Paged kernels use the layout of v.
-    v: [layers, B, K, S, C]. Paged kernels may use larger heads than the model,
-      filled with zeros.
+      Paged kernels use the layout of v, cuDNN [1, B, S, K, C].
+    v: [layers, B, K, S, C]; of cuDNN [1, B, S, K, C].
     k_scale, v_scale: float32 [layers, B, K, S], the scales of int8 k and v;
-      None for other dtypes.
+      None for other dtypes. Of cuDNN [1, B, S, K].
   """
 
   k: Array
@@ -69,6 +71,7 @@ class Cache:
   v_scale: Array | None = None
 
 
+Caches = Cache | tuple[Cache, ...]  # of all layers, or one for each layer
 # Attend(kernels, layer, q, k, v, cache) -> out, cache
 Attend = Callable[[str, Array, Array, Array, Array, Cache], tuple[Array, Cache]]
 
@@ -85,16 +88,19 @@ def empty_cache(kernels: str, shape: tuple[int, ...], dtype) -> Cache:
   """
   v = jnp.zeros((*shape[:-1], cached(kernels, shape[-1])), dtype)
   scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None
-  k = _key_layout(kernels, v)
+  axes = cache_axes(by_layer(kernels))
   return jax.tree.map(
-      lambda x: sharding.constrain(
-          x, None, "batch", "kv_heads", *(None,) * (x.ndim - 3)
-      ),
-      Cache(k, v, scale, scale),
+      lambda x: sharding.constrain(x, *axes, *(None,) * (x.ndim - len(axes))),
+      _stored(kernels, Cache(v, v, scale, scale)),
   )
 
 
-def with_row(cache: Cache, row: Cache, slot: Array) -> Cache:
+def cache_axes(by_layer: bool) -> tuple[str | None, ...]:
+  """Logical axes of the arrays of a cache, up to that of the heads."""
+  return None, "batch", *(None,) * by_layer, "kv_heads"
+
+
+def with_row(cache: Caches, row: Caches, slot: Array) -> Caches:
   """Copies the cache of one row to the beginning of row `slot` of another."""
 
   def write(to, x):
@@ -103,13 +109,38 @@ def with_row(cache: Cache, row: Cache, slot: Array) -> Cache:
   return jax.tree.map(write, cache, row)
 
 
-def _key_layout(kernels: str, k: Array) -> Array:
-  """Transposes keys [..., S, C] to the layout of the cache, or back."""
-  return k if paged(kernels) else k.swapaxes(-1, -2)
+def _stored(kernels: str, cache: Cache) -> Cache:
+  """Keys and values [..., K, S, C] in the layout of the cache, or back."""
+  if by_layer(kernels):
+    of_heads = cache.k, cache.v
+    k, v = (x.swapaxes(-2, -3) for x in of_heads)
+    scales = cache.k_scale, cache.v_scale
+    return Cache(k, v, *jax.tree.map(lambda x: x.swapaxes(-1, -2), scales))
+  k = cache.k if paged(kernels) else cache.k.swapaxes(-1, -2)
+  return dataclasses.replace(cache, k=k)
+
+
+def _slot_axes(kernels: str) -> tuple[int, int]:
+  """The axis of slots in keys, and in values and scales."""
+  if by_layer(kernels):
+    return 2, 2
+  return (3, 3) if paged(kernels) else (4, 3)
+
+
+def first_slot(kernels: str, cache: Cache) -> Cache:
+  """The keys and values of position 0."""
+  of_k, of_rest = _slot_axes(kernels)
+
+  def first(x, axis):
+    return jax.lax.slice_in_dim(x, 0, 1, axis=axis)
+
+  rest = dataclasses.replace(cache, k=None)
+  rest = jax.tree.map(lambda x: first(x, of_rest), rest)
+  return dataclasses.replace(rest, k=first(cache.k, of_k))
 
 
 def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
-  """New keys and values [..., C] in the dtype of a cache; k in v's layout.
+  """New keys and values [..., C] in the dtype of a cache.
 
   int8 is symmetric, with one scale per token and head: absmax / 127.
   """
@@ -157,7 +188,7 @@ def prefill(segments_BL: Array) -> Attend:
   def attend(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache):
     out, _ = within(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache)
     new = _cache_entries(cache, k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2))
-    new = dataclasses.replace(new, k=_key_layout(kernels, new.k))
+    new = _stored(kernels, new)
 
     def write(x, new):
       at = layer, *(0,) * new.ndim
@@ -179,23 +210,23 @@ def extend(first: Array, length: int) -> Attend:
 
   def attend(kernels, layer, q_1LKQC, k_1LKC, v_1LKC, cache):
     new = _cache_entries(cache, k_1LKC.swapaxes(1, 2), v_1LKC.swapaxes(1, 2))
+    new = _stored(kernels, new)
 
     def write(x, new, slots):
       at = [layer, *[0] * new.ndim]
       at[slots] = first
       return jax.lax.dynamic_update_slice(x, new[None], at)
 
-    k_slots = 3 if paged(kernels) else 4
-    k = write(cache.k, _key_layout(kernels, new.k), k_slots)
+    of_k, of_rest = _slot_axes(kernels)
+    k = write(cache.k, new.k, of_k)
     rest = jax.tree.map(
-        lambda x, new: write(x, new, 3),
+        lambda x, new: write(x, new, of_rest),
         (cache.v, cache.k_scale, cache.v_scale),
         (new.v, new.k_scale, new.v_scale),
     )
     cache = Cache(k, *rest)
     short = jax.tree.map(lambda x: x[layer], cache)
-    if paged(kernels):
-      short = dataclasses.replace(short, k=short.k.swapaxes(-1, -2))
+    short = _stored("xla", _stored(kernels, short))
     q_1LKQC = q_1LKQC * q_1LKQC.shape[-1] ** -0.5
     each = jax.vmap(_attend_at_once, (1, None, 0), 1)
     return each(q_1LKQC, short, position_L1).astype(v_1LKC.dtype), cache
@@ -210,8 +241,8 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   outputs of a scan would cost a second copy of the cache. A long cache is read
   in blocks up to the longest row of a bucket, with a running softmax
   (arXiv:2205.14135, algorithm 1): blocks past the end of a row add exactly
-  nothing. Paged kernels read each row up to its end. XLA also takes a cache of
-  more rows, and reads and writes the first B.
+  nothing. Paged kernels and cuDNN read each row up to its end. XLA also takes a
+  cache of more rows, and reads and writes the first B.
 
   Args:
     position_B: int32, of each row's token; -1 for an unused row.
@@ -229,7 +260,9 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     new = _cache_entries(cache, k_B1KC[:, 0], v_B1KC[:, 0])
     at = layer, jnp.arange(rows), slice(None)
     k_at, v_at = (*at, slice(None), write_B), (*at, write_B)
-    if paged(kernels):
+    if by_layer(kernels):
+      k_at = v_at = *at[:2], write_B
+    elif paged(kernels):
       # A window of heads would make XLA copy the cache into another layout.
       heads = jnp.arange(new.k.shape[1])
       k_at = v_at = layer, at[1][:, None], heads, write_B[:, None]
@@ -243,11 +276,15 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
 
     # Read: a short cache at once, a long one in blocks or pages.
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
-    if cache.v.shape[3] <= BLOCK:
+    slots = cache.v.shape[_slot_axes(kernels)[1]]
+    int8 = cache.k_scale is not None
+    if slots <= BLOCK or (by_layer(kernels) and int8):
       short = jax.tree.map(lambda x: x[layer, :rows], cache)
-      k_BKCS = short.k.swapaxes(-1, -2) if paged(kernels) else short.k
-      short = dataclasses.replace(short, k=k_BKCS)
+      short = _stored("xla", _stored(kernels, short))
       out_BKQC = _attend_at_once(q_BKQC, short, position_B)
+    elif by_layer(kernels):
+      k_BSKC, v_BSKC = (x[layer, :rows] for x in (cache.k, cache.v))
+      out_BKQC = cudnn.decode(q_BKQC, k_BSKC, v_BSKC, position_B)
     elif paged(kernels):
       pools = jax.tree.leaves(cache)
       out_BKQC = pallas.paged(kernels, q_BKQC, pools, layer, position_B)

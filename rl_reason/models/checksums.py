@@ -35,24 +35,36 @@ class Answer(NamedTuple):
   fault: str = ""
 
 
+LAYERS = "layers/"  # paths of arrays of layers
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by itemsize
 
 
 def by_layer(params: Tree) -> Checksums:
-  """The checksum of each array; stacked arrays have one for each layer.
+  """The checksum of each array; arrays of layers have one for each layer.
 
-  The checksums of the layers add up to the checksum of the array.
+  The checksums of the layers of a stacked array add up to the checksum of the
+  array.
   """
-  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
   return {
-      name(path): _one(x, stacked=name(path).startswith("layers/"))
-      for path, x in leaves
+      name: jnp.stack([_one(layer, stacked=False) for layer in x])
+      if isinstance(x, list)
+      else _one(x, stacked=name.startswith(LAYERS))
+      for name, x in flat(params).items()
   }
 
 
-def name(path: tuple) -> str:
-  """The path of an array in a pytree of parameters, such as layers/q."""
-  return jax.tree_util.keystr(path, simple=True, separator="/")
+def flat(params: Tree) -> dict[str, Array | list[Array]]:
+  """Arrays by path, such as layers/q; a list if each layer has its own."""
+  out: dict[str, Any] = {}
+  for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+    own = len(path) > 1 and isinstance(path[1], jax.tree_util.SequenceKey)
+    path = (path[0], *path[2:]) if own else path
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if own:
+      out.setdefault(name, []).append(x)
+    else:
+      out[name] = x
+  return out
 
 
 def _one(x: Array, stacked: bool) -> Array:

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rl_reason.base.errors import one_line
 from rl_reason.base.structs import Array
+from rl_reason.devices import sharding
 from rl_reason.models import kernels, packed_attention
 
 NEAR = 0.02  # tolerance relative to the largest number: two bfloat16 roundings
@@ -68,24 +69,62 @@ def _tile(implementation, start, tile, q_BLHC, k_BLKC, v_BLKC, first_BL):
   )
 
 
+def decode(
+    q_BKQC: Array,
+    k_BSKC: Array,
+    v_BSKC: Array,
+    position_B: Array,
+    implementation: str = "cudnn",
+) -> Array:
+  """Attention of one scaled query per row to slots up to its position.
+
+  Rows at position -1 read slot 0: a softmax of nothing is not a number.
+  """
+
+  def local(q_BKQC, k_BSKC, v_BSKC, position_B):
+    rows, kv, group, dim = q_BKQC.shape
+    more = k_BSKC.shape[-1] - dim  # the heads of the cache may be padded
+    q_BKQC = jnp.pad(q_BKQC, ((0, 0), (0, 0), (0, 0), (0, more)))
+    out_B1HC = jax.nn.dot_product_attention(
+        q_BKQC.reshape(rows, 1, kv * group, -1),
+        k_BSKC,
+        v_BSKC,
+        scale=1.0,
+        key_value_seq_lengths=jnp.maximum(position_B, 0) + 1,
+        implementation=implementation,
+    )
+    return out_B1HC.reshape(q_BKQC.shape)[..., :dim]
+
+  queries = "batch", "kv_heads", None, None
+  slots = "batch", None, "kv_heads", None
+  axes = queries, slots, slots, ("batch",)
+  return sharding.by_device(local, axes, queries)(
+      q_BKQC, k_BSKC, v_BSKC, position_B
+  )
+
+
 @functools.cache
 def failure(head_dim: int) -> str:
   """Why cuDNN attention does not work on this machine, or ''.
 
-  The function runs forward and backward passes once, and compares them with
-  XLA, since the masks and sizes that cuDNN supports depend on its version and
-  the GPU.
+  The function runs forward and backward passes and a step of decoding once,
+  and compares them with XLA, since the masks and sizes that cuDNN supports
+  depend on its version and the GPU.
   """
 
   def total(attend, q, k, v):
     out = attend(q, k, v, segments)
     return jnp.sum(out.astype(jnp.float32) * weights), out
 
-  def run(attend):
+  def run(attend, decode):
     fn = functools.partial(total, attend)
     fn = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
     (_, out), grads = jax.jit(fn)(*qkv)
-    return [np.asarray(x, np.float32) for x in (out, *grads)]
+    more = kernels.cached("cudnn", head_dim) - head_dim
+    k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, more)]) for x in qkv[1:])
+    position_B = jnp.asarray([250, -1], jnp.int32)
+    token = jax.jit(decode)(qkv[0][:, -1], k, v, position_B)
+    return [np.asarray(x, np.float32) for x in (out, *grads, token)]
 
   rng = np.random.default_rng(0)
   shape = 2, 3 * kernels.KERNELS["cudnn"].block, 2  # three tiles
@@ -98,10 +137,11 @@ def failure(head_dim: int) -> str:
   places = np.arange(shape[1]) // np.array([[50], [250]])
   segments = jnp.asarray(1 + places, jnp.int32)
   try:
-    got = run(attend)
+    got = run(attend, decode)
   except (RuntimeError, ValueError) as e:  # from JAX, XLA or cuDNN
     return one_line(e)[:300]
-  for a, b in zip(got, run(packed_attention.attend), strict=True):
+  of_xla = functools.partial(decode, implementation="xla")
+  for a, b in zip(got, run(packed_attention.attend, of_xla), strict=True):
     gap = np.abs(a - b).max() / np.abs(b).max()
     if not gap <= NEAR:
       return f"differs from XLA by {gap:.2g} of the largest number"

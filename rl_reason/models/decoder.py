@@ -28,6 +28,7 @@ from rl_reason.models import (
     parameters,
     sequence,
 )
+from rl_reason.models.kernels import by_layer
 from rl_reason.models.parameters import Param
 
 
@@ -160,14 +161,20 @@ def init(cfg: ModelConfig, key: Array) -> Tree:
 
 def empty_cache(
     cfg: ModelConfig, rows: int, slots: int, cache: str = "same"
-) -> attention.Cache:
+) -> attention.Caches:
   """A cache of zeros for `rows` rows of `slots` tokens.
 
-  The dtype is 'same' (of the matrix products) or 'int8'.
+  The dtype is 'same' (of the matrix products) or 'int8'. With kernels that
+  decode by layer, each layer has a cache of its own.
   """
-  shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
+  shape = rows, cfg.kv_heads, slots, cfg.head_dim
   dtype = cfg.dtype if cache == "same" else cache
-  return attention.empty_cache(cfg.attention, shape, dtype)
+  if by_layer(cfg.attention):
+    return tuple(
+        attention.empty_cache(cfg.attention, (1, *shape), dtype)
+        for _ in range(cfg.layers)
+    )
+  return attention.empty_cache(cfg.attention, (cfg.layers, *shape), dtype)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -205,12 +212,13 @@ def forward(
   """The residual stream after the last norm.
 
   Args:
-    params: as of `init`; a matrix may be any weight of `linear`.
+    params: as of `init`, or with a tuple of layers; a matrix may be any weight
+      of `linear`.
     cfg: static.
     tokens_BL: int32.
     positions_BL: int32, of each token in its sequence; any for padding.
     attend: of `attention`: which tokens each token sees.
-    cache: an `attention.Cache`, if `attend` reads or writes one.
+    cache: of `empty_cache`, if `attend` reads or writes one.
     record: choices of the model at these tokens, which are repeated (see
       `experts.record`); None: the model chooses.
 
@@ -260,11 +268,12 @@ def forward(
     x_XD = x_XD + sequence.gathered(h)
     return (sequence.stream(x_XD), cache), routing
 
-  # Only training takes gradients, and it has no cache. A scan needs no
-  # `prevent_cse`.
+  # Only training takes gradients, of stacked layers without a cache. A scan
+  # needs no `prevent_cse`.
   given = experts.by_layer(record, cfg)
   layers = jnp.arange(cfg.layers), params["layers"], given
-  if cache is None and cfg.remat != "none":
+  unrolled = any(isinstance(x, tuple) for x in (cache, params["layers"]))
+  if cache is None and not unrolled and cfg.remat != "none":
     remat = functools.partial(
         jax.checkpoint, policy=REMAT[cfg.remat], prevent_cse=False
     )
@@ -277,9 +286,32 @@ def forward(
       block = remat(functools.partial(jax.lax.scan, block))
   embed_VD = sequence.full_width(params["embed"].astype(cfg.dtype))
   x_XD = sequence.stream(embed_VD[tokens_BL.reshape(-1)])
-  (x_XD, cache), routing = jax.lax.scan(block, (x_XD, cache), layers)
+  if unrolled:
+    carry, routing = _unrolled(block, (x_XD, cache), layers)
+  else:
+    carry, routing = jax.lax.scan(block, (x_XD, cache), layers)
+  x_XD, cache = carry
   x_XD = rms_norm(x_XD, params["norm"], cfg.norm_eps)
   return x_XD.reshape(rows, length, -1), cache, routing
+
+
+def _unrolled(block: Callable, carry: tuple, layers: tuple) -> tuple:
+  """As `jax.lax.scan(block, carry, layers)`, over layers with own arrays."""
+  x_XD, caches = carry
+  _, params, given = layers
+  new, routings = [], []
+  for n in range(len(caches or params)):
+
+    def of_layer(tree, n=n):
+      return jax.tree.map(lambda x: x[n], tree)
+
+    p = params[n] if isinstance(params, tuple) else of_layer(params)
+    cache = caches[n] if caches else None
+    (x_XD, cache), routing = block((x_XD, cache), (0, p, of_layer(given)))
+    new.append(cache)
+    routings.append(routing)
+  routing = jax.tree.map(lambda *xs: jnp.stack(xs), *routings)
+  return (x_XD, tuple(new) if caches else None), routing
 
 
 def hidden(

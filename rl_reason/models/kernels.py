@@ -15,7 +15,11 @@ class Kernels(NamedTuple):
     head_dims: sizes of a head, in ascending order. Smaller heads are padded
       with zeros, which change neither scores nor outputs.
     block: largest block of tokens; packed rows are padded to a multiple of it.
-    paged: whether decoding uses a paged kernel instead of XLA.
+    paged: whether decoding uses a paged kernel, which reads the cache of all
+      layers.
+    by_layer: whether decoding has weights and a cache for each layer, in a loop
+      that is unrolled. XLA's GPU backend would copy a layer out of stacked
+      arrays in each step, which takes longer than reading it.
     int8: whether decoding supports an int8 cache. The TPU kernel would
       broadcast each scale: for each layer of each step an array with four times
       the bytes of the cache.
@@ -25,16 +29,17 @@ class Kernels(NamedTuple):
   head_dims: tuple[int, ...]
   block: int
   paged: bool
+  by_layer: bool
   int8: bool
 
 
 KERNELS = {
-    # cuDNN's flash attention, and XLA for decoding.
-    "cudnn": Kernels("gpu", tuple(range(8, 129, 8)), 128, False, True),
+    # cuDNN's flash attention; XLA reads a cache of int8.
+    "cudnn": Kernels("gpu", tuple(range(8, 129, 8)), 128, False, True, True),
     # Pallas on Triton, which JAX deprecates: never by default.
-    "triton": Kernels("gpu", (64, 128), 128, True, True),
+    "triton": Kernels("gpu", (64, 128), 128, True, False, True),
     # Pallas on Mosaic: splash and paged attention.
-    "tpu": Kernels("tpu", (128, 256), 512, True, False),
+    "tpu": Kernels("tpu", (128, 256), 512, True, False, False),
 }
 DEFAULT = {"gpu": "cudnn", "tpu": "tpu"}  # backend -> choice for 'auto'
 
@@ -42,6 +47,11 @@ DEFAULT = {"gpu": "cudnn", "tpu": "tpu"}  # backend -> choice for 'auto'
 def paged(name: str) -> bool:
   """Whether decoding uses a paged kernel, with its own layout of the cache."""
   return name in KERNELS and KERNELS[name].paged
+
+
+def by_layer(name: str) -> bool:
+  """Whether the sampler has weights and a cache for each layer."""
+  return name in KERNELS and KERNELS[name].by_layer
 
 
 def padded(name: str, head_dim: int) -> int:
@@ -56,7 +66,8 @@ def cached(name: str, head_dim: int) -> int:
   Padding queries, keys and values of a step is cheap; padding a cache would
   copy it. A TPU pads arrays in memory to 128 numbers anyway.
   """
-  return padded(name, head_dim) if paged(name) else head_dim
+  reads = paged(name) or by_layer(name)
+  return padded(name, head_dim) if reads else head_dim
 
 
 def choose(

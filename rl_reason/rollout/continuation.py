@@ -7,7 +7,6 @@ this module.
 Shapes here: as in `sampler`, R rows of the queue; B decode slots.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 from rl_reason.base.structs import Array, Rollouts, Tree
 from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder
-from rl_reason.models.kernels import paged
 from rl_reason.rollout.decode_loop import Queue, Slots, prefill_row
 
 CHUNK = 16  # tokens after a cache that are read at a time
@@ -33,7 +31,7 @@ class RowCache(NamedTuple):
     lengths_R: response tokens of each row in the cache.
   """
 
-  cache: attention.Cache
+  cache: attention.Caches
   order_R: Array
   lengths_R: Array
 
@@ -144,9 +142,12 @@ def _read_new(
     # The last token of the call before was drawn but not read. Slot 0 of the
     # row was overwritten while other rows went on (see `attention.decode`).
     start, end = length + before_R[row] - 1, end_B[slot]
-    kernels = sampler.cfg.attention
     cache = _row(slots.cache, slot)
-    prefix = _first_slot(kernels, _row(queue.cache, prompt))
+    prefix = jax.tree.map(
+        functools.partial(attention.first_slot, sampler.cfg.attention),
+        _row(queue.cache, prompt),
+        is_leaf=lambda x: isinstance(x, attention.Cache),
+    )
     cache = attention.with_row(cache, prefix, 0)
 
     def read_chunk(start, size, chunk, carry):
@@ -181,17 +182,10 @@ def _read_new(
   return queue, jax.lax.fori_loop(0, live_B.sum(), one, slots)
 
 
-def _row(cache: attention.Cache, slot: Array) -> attention.Cache:
+def _row(cache: attention.Caches, slot: Array) -> attention.Caches:
   return jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, 1), cache
   )
-
-
-def _first_slot(kernels: str, cache: attention.Cache) -> attention.Cache:
-  """The keys and values of position 0."""
-  k, rest = cache.k, dataclasses.replace(cache, k=None)
-  k = k[..., :1, :] if paged(kernels) else k[..., :1]
-  return dataclasses.replace(jax.tree.map(lambda x: x[:, :, :, :1], rest), k=k)
 
 
 def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):

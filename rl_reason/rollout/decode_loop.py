@@ -52,7 +52,7 @@ class Queue:
       reads them.
   """
 
-  cache: attention.Cache
+  cache: attention.Caches
   hidden_ND: Array
   length_N: Array
   prompt_R: Array
@@ -84,7 +84,7 @@ class Slots:
     position_B: of the next token; -1 if the slot is empty.
   """
 
-  cache: attention.Cache
+  cache: attention.Caches
   hidden_BD: Array
   row_B: Array
   t_B: Array
@@ -92,19 +92,19 @@ class Slots:
 
 
 def specs(
-    kind: type, replicated: tuple[str, ...] = (), heads: str | None = None
+    kind: type, replicated: tuple[str, ...] = (), heads: tuple = ()
 ) -> Any:
   """PartitionSpecs of a Queue or Slots: split by rows, or replicated.
 
   Args:
     kind: the class.
     replicated: fields that each data shard has in full.
-    heads: logical axis of the heads of the cache.
+    heads: logical axes of the cache after that of its rows.
   """
 
   def spec(name):
     rows = None if name in replicated else "batch"
-    return sharding.spec(*(None, rows, heads) if name == "cache" else (rows,))
+    return sharding.spec(*(None, rows, *heads) if name == "cache" else (rows,))
 
   return kind(**{x.name: spec(x.name) for x in dataclasses.fields(kind)})
 
@@ -113,7 +113,8 @@ def constrain(tree: Any, replicated: tuple[str, ...] = ()) -> Any:
   """Constrains a Queue or Slots to the mesh, including the cache's heads."""
   if jax.sharding.get_abstract_mesh().empty:
     return tree
-  wanted = specs(type(tree), replicated, "kv_heads")
+  axes = attention.cache_axes(isinstance(tree.cache, tuple))
+  wanted = specs(type(tree), replicated, axes[2:])
   return jax.lax.with_sharding_constraint(tree, wanted)
 
 
@@ -262,7 +263,7 @@ def _step(params: Tree, cfg, eos, filters, order_B, _, carry):
 
 def prefill_row(
     sampler: Any, params: Tree, tokens_L: Array, length: Array
-) -> tuple[Array, attention.Cache]:
+) -> tuple[Array, attention.Caches]:
   """The last hidden state [D] and the cache of one row, padded on the right."""
   at_1L = jnp.arange(len(tokens_L))[None]
   hidden_1LD, cache, _ = decoder.forward(

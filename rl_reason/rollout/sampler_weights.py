@@ -15,6 +15,7 @@ import jax
 
 from rl_reason.base.structs import Tree
 from rl_reason.models import decoder, experts, linear, lora, parameters
+from rl_reason.models.kernels import by_layer
 from rl_reason.models.linear import LowRank
 
 
@@ -37,7 +38,15 @@ def table(
       rows["layers"][name] = _quantized(rows["layers"][name])
   if params is not None:
     rows = lora.join(rows, *lora.table_of(params, cfg))
-  return jax.tree.map(_gathered, rows, is_leaf=parameters.is_param)
+  rows = jax.tree.map(_gathered, rows, is_leaf=parameters.is_param)
+  if not by_layer(cfg.attention):
+    return rows
+  one = jax.tree.map(_of_layer, rows["layers"], is_leaf=parameters.is_param)
+  return rows | dict(layers=(one,) * cfg.layers)
+
+
+def _of_layer(row: parameters.Param) -> parameters.Param:
+  return row._replace(shape=row.shape[1:], axes=row.axes[1:])
 
 
 def _quantized(row: parameters.Param) -> linear.Int8:
@@ -61,11 +70,24 @@ def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   the embedding even if both are tied. Norms stay fp32; the embedding, biases
   and LoRA factors have the dtype of the matrix products.
 
+  Kernels that decode by layer get a tuple of layers in place of stacked arrays.
+
   Args:
     params: of the policy.
     cfg: of the policy.
     weights: 'same' (changes no number), 'bfloat16' or 'int8'.
   """
+  out = _small(params, cfg, weights)
+  if not by_layer(cfg.attention):
+    return out
+  layers = tuple(
+      jax.tree.map(lambda x, n=n: x[n], out["layers"])
+      for n in range(cfg.layers)
+  )
+  return out | dict(layers=layers)
+
+
+def _small(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   out = linear.cast(params, weights if weights == "bfloat16" else cfg.dtype)
   if weights != "int8":
     return out

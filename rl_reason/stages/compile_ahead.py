@@ -75,7 +75,11 @@ def update_arguments(c, model: Model) -> tuple:
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
-  base = abstract_weights(c, cfg, mesh, "same") if c.lora.rank else None
+  base = None
+  if c.lora.rank:
+    full = _abstract(cfg, mesh)
+    cast = jax.eval_shape(lambda x: linear.cast(x, cfg.dtype), full)
+    base = _placed(cast, jax.tree.map(lambda x: x.sharding, full))
   reference = None
   if c.kl.kind == "full":
     reference = _abstract(reference_shape(c, cfg), mesh)
@@ -114,22 +118,23 @@ def abstract_batch(by_row: Callable, length: int) -> Batch:
   )
 
 
-def abstract_weights(c, cfg, mesh, kind: str, *, factors: bool = False):
-  """Weights of the sampler, or a frozen base, as shapes."""
+def abstract_weights(c, cfg, mesh, kind: str):
+  """The weights of the sampler as shapes."""
   table = decoder.table(cfg)
-  if factors:
+  if c.lora.rank:
     learned = optimizers.learned_table(c, cfg)
     table = lora.join(table, learned, optimizers.lora_scale(c))
   full = parameters.abstract(table, parameters.shardings(table, mesh))
-  if kind == "same":
-    cast = functools.partial(linear.cast, dtype=cfg.dtype)
-    made = jax.eval_shape(cast, full)
-  else:
-    make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
-    made = jax.eval_shape(make, full)
+  make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
+  made = jax.eval_shape(make, full)
   gathered = sampler_weights.table(cfg, kind, full)
+  return _placed(made, parameters.shardings(gathered, mesh))
+
+
+def _placed(shapes: Tree, where: Tree) -> Tree:
+  """Shapes with shardings."""
   return jax.tree.map(
       lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-      made,
-      parameters.shardings(gathered, mesh),
+      shapes,
+      where,
   )

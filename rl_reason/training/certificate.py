@@ -30,7 +30,6 @@ KEPT = 4  # RL steps whose checksums are known, beyond those in flight
 PLACES = 3  # that a line names
 REPLAYED = 4  # rows of a batch that was sampled ahead
 ROUNDED = 2**-7  # relative; bfloat16 rounds by half of it
-LAYERS = "layers/"  # paths of stacked arrays
 
 
 class Certificate:
@@ -276,9 +275,11 @@ def _digest(sums: checksums.Sums) -> int:
 
 
 def _flat(tree: Tree) -> dict[str, Array]:
-  """Arrays by the paths of `checksums`."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {checksums.name(path): x for path, x in leaves}
+  """Arrays by the paths of `checksums`, of all layers."""
+  return {
+      name: jnp.stack(x) if isinstance(x, list) else x
+      for name, x in checksums.flat(tree).items()
+  }
 
 
 def _places(found: list[tuple[str, int]], meant: checksums.Sums) -> str:
@@ -286,12 +287,12 @@ def _places(found: list[tuple[str, int]], meant: checksums.Sums) -> str:
   of_layer: dict[int, list[str]] = {}
   names = []
   for path, n in found:
-    if path.startswith(LAYERS):
-      of_layer.setdefault(n, []).append(path.removeprefix(LAYERS))
+    if path.startswith(checksums.LAYERS):
+      of_layer.setdefault(n, []).append(path.removeprefix(checksums.LAYERS))
     else:
       names.append(path)
   with_names: dict[str, list[str]] = {}
-  every = sum(path.startswith(LAYERS) for path in meant)
+  every = sum(path.startswith(checksums.LAYERS) for path in meant)
   for n, inside in sorted(of_layer.items()):
     text = "all" if len(inside) == every else ", ".join(inside)
     with_names.setdefault(text, []).append(str(n))
@@ -319,7 +320,7 @@ def _compare(
   want = _flat(make(params))[path]
   if want.shape != got.shape:
     return {}
-  if not path.startswith(LAYERS):
+  if not path.startswith(checksums.LAYERS):
     want, got = want[None], got[None]
   want, got = want.astype(jnp.float32), got.astype(jnp.float32)
   axes = tuple(range(1, want.ndim))

@@ -1,5 +1,6 @@
 """Benchmarks measured at tiny dims; peers need their own environments."""
 
+import argparse
 import dataclasses
 import json
 
@@ -84,9 +85,16 @@ def test_one_device_against_its_limits():
   flags = "--dims=tiny --dtype=float32 --rows=8 --group=4 --prompt=4"
   flags += " --response=8 --repeats=1 --copy_mib=8 --product=128 --remat=none"
   flags += " --tail --slots=4"
-  result = gpu.measure(gpu.arguments(flags.split()))
-  assert all(0 < result["share"][task] < 1.5 for task in gpu.TASKS)
-  assert "| update |" in "\n".join(gpu.page(result))
+  parser = argparse.ArgumentParser()
+  gpu.flags(parser)
+  result = gpu.measure(parser.parse_args(flags.split()))
+  for task, limit in result["limit"].items():
+    assert 0 < limit < 1.5 * result["seconds"]["xla"][task]
+  gap = result["parity"]["xla"]
+  assert gap["logps_max"] == gap["gradient"] == 0  # the model is in float32
+  assert 0 < gap["sampler_max"] < 1e-3
+  page = gpu.page(dict(measured=dict(tiny=result)))
+  assert "| update |" in "\n".join(page) and "## tiny" in page
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("full", 32), ("sqrt", 8)])

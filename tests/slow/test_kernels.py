@@ -13,7 +13,7 @@ import tiny
 
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, decoder
-from rl_reason.models.kernels import KERNELS
+from rl_reason.models.kernels import KERNELS, by_layer
 from rl_reason.rollout import sampler
 
 pytestmark = pytest.mark.slow
@@ -56,12 +56,20 @@ def test_cudnn_is_lowered_in_a_model_on_eight_devices(
 
 
 @pytest.mark.parametrize(
-    "kernels, int8", [("triton", False), ("triton", True), ("tpu", False)]
+    "kernels, int8",
+    [
+        *(("triton", False), ("triton", True), ("tpu", False)),
+        *(("cudnn", False), ("cudnn", True)),
+    ],
 )
 def test_decoding_on_eight_devices(kernels, int8, interpreted):
   """Inside of its shard, scales beside what they scale."""
   alone, _ = t.decoded(kernels, t.POSITIONS, int8=int8)
   *new, cache = t.inputs(len(t.POSITIONS), "bfloat16", int8=int8)
+  one = by_layer(kernels)
+  if one:
+    cache = jax.tree.map(lambda x: x[-1:], cache)
+  cache = attention._stored(kernels, cache)
   with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
     batch, whole = sharding.spec("batch"), sharding.spec(None, "batch")
     run = sharding.by_batch_shard(
@@ -69,7 +77,7 @@ def test_decoding_on_eight_devices(kernels, int8, interpreted):
         (batch, batch, batch, whole, batch),
         batch,
     )
-    where = sharding.spec(None, "batch", "kv_heads")
+    where = sharding.spec(*attention.cache_axes(one))
     cache = jax.tree.map(lambda x: jax.device_put(x, where), cache)
     got = jax.jit(run)(*new, cache, jnp.asarray(t.POSITIONS, jnp.int32))
   got = np.asarray(got, np.float32)[np.asarray(t.POSITIONS) >= 0]
