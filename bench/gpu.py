@@ -11,6 +11,7 @@ machine has is measured (`rl_reason.models.kernels`).
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -19,12 +20,18 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 from bench import harness, ours, results
+from rl_reason.devices import sharding
 from rl_reason.models import decoder, kernels, parameters
 from rl_reason.stages.model import TRIED
+from rl_reason.training import step as step_lib
 
 TASKS = ("rollout", "update", "rl_step")
+# Sampler and trainer are compared on responses of several lengths.
+PARITY = harness.Size(rows=16, prompt=64, response=200, tail=True)
 
 
 def seconds(call: Callable, repeats: int, inner: int = 1) -> float:
@@ -116,8 +123,77 @@ def implementations(dtype: str, head_dim: int) -> tuple[list[str], list[str]]:
   return found, refused
 
 
+def parity(
+    flags: argparse.Namespace, names: list[str]
+) -> dict[str, dict[str, float]]:
+  """Returns how far each implementation is from float32, and from itself.
+
+  Args:
+    flags: of the command; PARITY gives the size.
+    names: of the implementations.
+
+  Returns:
+    by implementation: `logps` and `logps_max`, the mean and the largest
+    difference of the trainer's log-probs from XLA's in float32; `gradient`, the
+    norm of the difference of their gradients, of the norm of float32's; and
+    `sampler` and `sampler_max`, differences of the sampler's log-probs from the
+    trainer's, for the tokens that the sampler drew.
+  """
+  job = harness.job("rollout", PARITY, flags.dims, flags.dtype, {})
+  cfg, params = ours.load(job)
+  weights_BT = np.random.default_rng(0).normal(
+      size=(PARITY.rows, PARITY.response)
+  )
+
+  def loss(cfg, params, micro, rows):
+    weights_BT, mask_BT = rows
+    logps_BT = decoder.packed_logps(params, cfg, micro)[0] * mask_BT
+    return jnp.sum(logps_BT * weights_BT), dict(logps=logps_BT)
+
+  @functools.cache
+  def program(cfg):
+    fn = functools.partial(loss, cfg)
+    return jax.jit(functools.partial(step_lib.accumulate, fn))
+
+  def run(cfg, rollouts):
+    rows = weights_BT, np.float32(rollouts.mask_BT)
+    tokens = rollouts.tokens_BL, rollouts.mask_BT
+    packed_M = ours.pack(dict(options=dict(micro=PARITY.rows)), *tokens)
+    packed = jax.tree.map(lambda x: x[0], packed_M)
+    grads, metrics = jax.device_get(program(cfg)(params, packed, rows))
+    return grads, metrics["logps"]
+
+  exact = dataclasses.replace(cfg, dtype="float32", attention="xla")
+  found = {}
+  for name in names:
+    shape = dataclasses.replace(cfg, attention=name)
+    weights = ours.policy_weights(shape)(params)
+    sample = ours.sampler(job, shape)
+    rollouts = sharding.fetch(sample(weights, jax.random.key(1)))
+    # GPUs and TPUs round float32 products unless they are told not to.
+    with jax.default_matmul_precision("highest"):
+      true_grads, true_BT = run(exact, rollouts)
+    grads, logps_BT = run(shape, rollouts)
+    mask_BT = rollouts.mask_BT
+    far = np.abs(logps_BT - true_BT)[mask_BT]
+    own = np.abs(rollouts.logps_BT - logps_BT)[mask_BT]
+    gap = jax.tree.map(np.subtract, grads, true_grads)
+    norms = [float(optax.tree.norm(x)) for x in (gap, true_grads)]
+    found[name] = dict(
+        logps=float(far.mean()),
+        logps_max=float(far.max()),
+        gradient=norms[0] / norms[1],
+        sampler=float(own.mean()),
+        sampler_max=float(own.max()),
+    )
+    print(name, found[name], flush=True)
+  return found
+
+
 def measure(flags: argparse.Namespace) -> dict:
   """Returns limits, times of each implementation, and their ratios."""
+  flags.micro = min(flags.micro, flags.rows)
+  flags.slots = flags.slots or flags.rows
   size = harness.Size(
       flags.rows,
       flags.prompt,
@@ -128,8 +204,10 @@ def measure(flags: argparse.Namespace) -> dict:
   options = dict(micro=flags.micro, remat=flags.remat, slots=flags.slots)
   head_dim = harness.shape(flags.dims)["head_dim"]
   names, refused = implementations(flags.dtype, head_dim)
+  names = [x for x in names if x in (flags.attention or names)]
   before = results.load()
-  taken = {}
+  parities = parity(flags, names)
+  taken: dict[str, dict[str, float]] = {}
   for name, task in itertools.product(names, TASKS):
     job = harness.job(
         task, size, flags.dims, flags.dtype, options | dict(attention=name)
@@ -137,6 +215,7 @@ def measure(flags: argparse.Namespace) -> dict:
     step = ours.TASKS[task](job)
     taken.setdefault(name, {})[task] = seconds(step, flags.repeats)
     del step  # frees its weights before the next task loads its own
+    print(f"{name}, {task}: {taken[name][task]:.3f} s", flush=True)
   bytes_s = bandwidth(flags.copy_mib, flags.repeats)
   flops_s = matmul_rate(flags.product, flags.dtype, flags.repeats)
   cfg = ours.shape(job)
@@ -155,11 +234,14 @@ def measure(flags: argparse.Namespace) -> dict:
       f" --rows={flags.rows} --prompt={flags.prompt}"
       f" --response={flags.response} --group={flags.group}"
       f" --micro={flags.micro} --remat={flags.remat} --slots={flags.slots}"
-      + (" --tail" if flags.tail else ""),
-      environment=results.environment(before),
+      + (" --tail" if flags.tail else "")
+      + " ".join(["", "--attention", *flags.attention] * bool(flags.attention)),
+      environment=results.environment(before)
+      | dict(platform_version=jax.devices()[0].client.platform_version),
       gb_per_s=bytes_s / 1e9,
       tflop_per_s=flops_s / 1e12,
       refused=refused,
+      parity=parities,
       seconds=taken,
       limit=limit,
       decoded_per_s={
@@ -168,10 +250,23 @@ def measure(flags: argparse.Namespace) -> dict:
   )
 
 
+def measure_size(flags: argparse.Namespace) -> dict:
+  """Returns the data so far, with this measurement of its size of a model."""
+  found = results.read("gpu").get("measured", {})
+  return dict(measured=found | {flags.dims: measure(flags)})
+
+
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
-  lines = ["# One device against its limits", ""]
-  lines += results.busy(result["environment"])
+  lines = ["# One device against its limits"]
+  for dims, one in result["measured"].items():
+    lines += ["", f"## {dims}", "", *section(one)]
+  return lines
+
+
+def section(result: dict) -> list[str]:
+  """Returns lines of one measurement."""
+  lines = results.busy(result["environment"])
   lines += [
       f"Made by `{result['command']}`. Limits measured in the same run: a"
       f" memory copy at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
@@ -187,13 +282,26 @@ def page(result: dict) -> list[str]:
     rate = result["decoded_per_s"][name]
     cells.append(f"{rate:,.0f}" if task == "rollout" else "")
     lines.append(results.row(*cells))
+  lines += [
+      "",
+      "Differences in nats of log-probs of responses that the sampler drew, as"
+      " mean and maximum. The trainer is compared with XLA's in float32, its"
+      " gradient relative to the norm; the sampler with the trainer.",
+      "",
+      "| attention | trainer | gradient | sampler |",
+      "|---|---|---|---|",
+  ]
+  for name, gap in result["parity"].items():
+    trainer, own = (
+        f"{gap[x]:.4f}, {gap[f'{x}_max']:.3f}" for x in ("logps", "sampler")
+    )
+    lines.append(results.row(name, trainer, f"{gap['gradient']:.2%}", own))
   lines += ["", *(f"Not measured: {x}." for x in result["refused"])]
   return [*lines, "", *results.footer(result)]
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-  """Returns the flags."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags."""
   parser.add_argument("--dims", choices=harness.DIMS, default="qwen2.5-1.5b")
   parser.add_argument("--dtype", default="bfloat16")
   parser.add_argument("--rows", type=int, default=256)
@@ -207,18 +315,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--repeats", type=int, default=5)
   parser.add_argument("--copy_mib", type=int, default=1024)
   parser.add_argument("--product", type=int, default=8192)
-  flags = parser.parse_args(argv)
-  flags.micro = min(flags.micro, flags.rows)
-  flags.slots = flags.slots or flags.rows
-  return flags
-
-
-def main() -> None:
-  """Measures, then writes the table."""
-  result = measure(arguments())
-  results.write("bench_gpu", result, page(result))
-  print("\n".join(page(result)))
+  parser.add_argument("--attention", nargs="*", default=[], help="only these")
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "gpu", measure_size, page, flags=flags)

@@ -15,10 +15,17 @@ import numpy as np
 from bench import harness, worker
 from rl_reason import hf
 from rl_reason.algorithms import advantages, objective, reductions, surrogates
-from rl_reason.base.structs import Batch, Packed, Prompts, Rollouts, TrainState
+from rl_reason.base.structs import (
+    Batch,
+    Packed,
+    Prompts,
+    Rollouts,
+    TrainState,
+    Tree,
+)
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, decoder
-from rl_reason.rollout import sampler as rollout_lib
+from rl_reason.rollout import sampler as rollout_lib, sampler_weights
 from rl_reason.training import optimizer, packing, step as step_lib
 
 Step = Callable[[], dict]
@@ -45,6 +52,14 @@ def mesh() -> jax.sharding.Mesh:
   return device_mesh.make_mesh(
       data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]
   )
+
+
+def policy_weights(cfg: decoder.ModelConfig) -> Callable[[Tree], Tree]:
+  """Returns fp32 parameters -> the sampler's weights, as in a run."""
+  if cfg.dtype == "float32":
+    return lambda params: params
+  make = functools.partial(sampler_weights.make, cfg=cfg, weights="same")
+  return jax.jit(make)
 
 
 def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:
@@ -77,6 +92,7 @@ def rollout(job: dict) -> Step:
   """Samples all rows of the job."""
   cfg, params = load(job)
   sample = sampler(job, cfg)
+  params = policy_weights(cfg)(params)
 
   def step() -> dict:
     rollouts = sharding.fetch(sample(params, jax.random.key(0)))
@@ -166,7 +182,7 @@ def update(job: dict) -> Step:
 def rl_step(job: dict) -> Step:
   """Samples, computes advantages, updates once: one on-policy step of RL."""
   cfg, params = load(job)
-  sample = sampler(job, cfg)
+  sample, weights = sampler(job, cfg), policy_weights(cfg)
   state, learn = trainer(job, cfg, params, on_policy=True)
   states: list[TrainState] = [state]  # an update donates its state
   del params, state
@@ -174,7 +190,7 @@ def rl_step(job: dict) -> Step:
   def step() -> dict:
     state = states.pop()
     key = jax.random.fold_in(jax.random.key(0), state.step)
-    r = sharding.fetch(sample(state.params, key))
+    r = sharding.fetch(sample(weights(state.params), key))
     packed_M = pack(job, r.tokens_BL, r.mask_BT)
     rewards_B = np.arange(len(r.lengths_B), dtype=np.float32)
     advantages_B = advantages.group_norm(rewards_B, r.ids_B)

@@ -120,10 +120,10 @@ def run_environment(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def busy(environment: dict) -> list[str]:
-  """Returns a warning if the machine was busy before the measurement."""
-  if environment["load"] < 0.5:
-    return []
+  """Returns a warning if a quarter of the cores was busy before."""
   load, cores = environment["load"], environment["cpu count"]
+  if load < cores / 4:
+    return []
   return [
       f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
       "",

@@ -53,8 +53,13 @@ CASES = {
 PHASES = "update", "rollout"
 
 
-def child(name: str) -> dict:
-  """The bytes of one case, in this process."""
+def peaks(path: str, given: dict) -> dict:
+  """The bytes of a config by formula, by XLA and measured, in this process.
+
+  Args:
+    path: of the config.
+    given: full name of a field -> its value.
+  """
   import jax
 
   from rl_reason.checks import checked
@@ -63,37 +68,41 @@ def child(name: str) -> dict:
   from rl_reason.monitoring.display import Display
   from rl_reason.stages.model import Model, critic_config
 
-  path, given = CASES[name]
   c, _ = checked.checked(path, {k: str(x) for k, x in given.items()})
   cfg = model_shapes.shape(c)
   value = critic_config(c, cfg)
   mesh, _ = device_mesh.make_meshes(**c.mesh)
   backend = jax.default_backend()
   size = memory_formula.estimate(c, cfg, value, mesh, backend=backend)
-  peaks = size_stage.of_programs(
+  found = size_stage.of_programs(
       c, Model(cfg, value, mesh), size, sys.maxsize, Display(False)
   )
   formula = size.update_peak, size.rollout_peak
   return {
       phase: dict(formula=x, xla=peak[0], measured=peak[1])
-      for phase, x, peak in zip(PHASES, formula, peaks, strict=True)
+      for phase, x, peak in zip(PHASES, formula, found, strict=True)
   }
+
+
+def in_a_process(path: str, given: dict) -> dict:
+  """`peaks` in a process of its own."""
+  code = "import json, sys; from bench import size;"
+  code += "print(json.dumps(size.peaks(*json.loads(sys.argv[1]))))"
+  done = subprocess.run(
+      [sys.executable, "-c", code, json.dumps([path, given])],
+      cwd=results.ROOT,
+      check=True,
+      stdout=subprocess.PIPE,
+      text=True,
+  )
+  return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(_) -> dict:
   """Runs all cases, each in a process of its own."""
   cases = {}
   for name in CASES:
-    code = "import json, sys; from bench import size;"
-    code += "print(json.dumps(size.child(sys.argv[1])))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, name],
-        cwd=results.ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    cases[name] = json.loads(done.stdout.splitlines()[-1])
+    cases[name] = in_a_process(*CASES[name])
     print(name, cases[name], flush=True)
   return dict(cases=cases, environment=results.environment())
 
