@@ -7,6 +7,7 @@ next parameters, and computes by NumPy what they should have been.
 import dataclasses
 import functools
 import importlib
+import pathlib
 import types
 from collections.abc import Callable
 from unittest import mock
@@ -25,6 +26,7 @@ from rl_reason.base.structs import Experience, Rollouts
 from rl_reason.checks import checked, facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
+from rl_reason.lab import rounds
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model, critic_config
 from rl_reason.training import optimizer, packing, step
@@ -137,7 +139,8 @@ class Paper:
     loss: per token, of log-probs (twice: the second are constants), old ones,
       advantages and mask.
     reduction: by its name in `reference`.
-    incorrect: reward of an incorrect answer; a correct one has 1.
+    correct: reward of a correct answer.
+    incorrect: reward of an incorrect answer.
     overlong: whether DAPO's soft overlong punishment is on.
     kl: estimator and place of a KL to the reference.
     nll: coefficient of the NLL of the correct responses.
@@ -152,6 +155,7 @@ class Paper:
   advantage: Callable
   loss: Callable = clipped(0.2, 0.2)
   reduction: str = "seq_mean_token_mean"
+  correct: float = 1.0
   incorrect: float = -1.0
   overlong: bool = False
   kl: tuple[str, str] = ("none", "loss")
@@ -213,6 +217,13 @@ LITE_PPO = Paper(
 )
 PAPERS = {
     "ppo": PPO,
+    "ppo_reward_model": dataclasses.replace(
+        PPO,
+        correct=0.0,
+        incorrect=0.0,  # the score of the reward model is the reward
+        scores=((np.array([0.5, -1, 2, 1.5, -3, 0, 0.25, 4]), 1.0),),
+        kl=("k1", "reward"),
+    ),
     "grpo": GRPO,
     "dr_grpo": Paper(
         of_group("group_mean"), reduction="constant", incorrect=0.0
@@ -282,6 +293,8 @@ PAPERS = {
 def small(name):
   """A config cut down to these rows; its algorithm stays."""
   c = importlib.import_module(f"configs.{name}").get_config()
+  if c.rounds.count:  # the run of a round, whose reward is a model's score
+    c = rounds.of_round(c, 1, pathlib.Path("rounds"), model="rounds/model")
   checked.fields(c)
   fields = config.flat(c)
   for field, wanted in PAPERS[name].fields.items():
@@ -410,7 +423,7 @@ def step_of(name, cfg):
   critics = [critic_leaves(leaves, seed) for seed in (0, 1)]
 
   # NumPy: rewards, values and advantages.
-  rewards_B = np.where(CORRECT > 0, 1.0, paper.incorrect)
+  rewards_B = np.where(CORRECT > 0, paper.correct, paper.incorrect)
   if paper.overlong:
     rewards_B += [
         reference.soft_overlong(n, T, c.reward.overlong_buffer)

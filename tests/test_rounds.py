@@ -58,6 +58,54 @@ def test_the_reward_of_a_round_is_that_of_its_model(tmp_path):
   assert (one.reward.correct, one.reward.incorrect) == (1, -1)
 
 
+def test_the_critic_of_a_round_starts_from_its_reward_model(tmp_path):
+  """Stages before the reward model exists start no critic from it."""
+  pairs = {"generate.keep": "pairs", "critic.init": "exported"}
+  c = rounds_config(**pairs, **{"advantage.name": "gae"})
+  checked.fields(c)
+  for number in (0, 1):
+    assert rounds.of_round(c, number, tmp_path).critic.init == "policy"
+  one = rounds.of_round(c, 1, tmp_path, model="D")
+  assert (one.critic.init, one.critic.path) == ("exported", "D")
+  c.critic.path = "mine"
+  one = rounds.of_round(c, 1, tmp_path, model="D")
+  assert (one.critic.init, one.critic.path) == ("exported", "mine")
+
+
+def test_rounds_read_as_one_run_count_steps_and_tokens_of_samples(tmp_path):
+  name, outer = "tokens/generated", [{}, dict(tokens=50), dict(tokens=30)]
+  for number, about in enumerate(outer):
+    place = rounds.directory(tmp_path, number)
+    place.mkdir()
+    lines = [
+        dict(stage="sft", step=3),
+        dict(stage="evaluate", step=0, x=number),
+        *(
+            {"stage": "rl", "step": i, name: 100 * i, "flops/total": 1}
+            for i in (1, 2)
+        ),
+        dict(stage="evaluate", step=2, x=number + 0.5),
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (place / "metrics.jsonl").write_text(text)
+    outer[number] = dict(stage="evaluate", step=number) | {
+        f"rounds/{k}": x for k, x in about.items()
+    }
+  text = "".join(json.dumps(line) + "\n" for line in outer)
+  (tmp_path / "metrics.jsonl").write_text(text)
+  found = rounds.lines_of_rl(tmp_path, steps=2)
+  assert [(x["stage"], x["step"], x[name], x.get("x")) for x in found] == [
+      ("evaluate", 0, 50, 1),
+      ("rl", 1, 150, None),
+      ("rl", 2, 250, None),
+      ("evaluate", 2, 250, 1.5),
+      ("rl", 3, 380, None),  # 250 + 30 + 100
+      ("rl", 4, 480, None),
+      ("evaluate", 4, 480, 2.5),
+  ]
+  assert not any("flops/total" in x for x in found)
+
+
 def test_replay_is_a_share_of_earlier_rounds(tmp_path):
   c = rounds_config(**{"generate.keep": "pairs"})
   place = lambda i, step: f"{tmp_path}/round-{i}/generated/{step}"  # noqa: E731

@@ -225,6 +225,11 @@ def reward_models(c) -> list[str]:
   return [x.name for x in terms if reward_terms.is_model(x.name)]
 
 
+def trains_reward_models(c) -> bool:
+  """Whether each round trains a reward model, whose score is rewarded."""
+  return bool(c.rounds.count) and c.generate.keep == "pairs"
+
+
 def sft_steps(c) -> int:
   """Steps of SFT."""
   return 0 if c.sft.reuse else c.sft.steps + c.sft.habits.steps

@@ -281,7 +281,9 @@ def critic(c) -> Iterator[Rule]:
   v = c.critic
   if v.reuse and v.init == "exported":
     yield "critic.reuse", "replaces value pretraining: not with critic.init"
-  if bool(v.path) != (v.init == "exported"):
+  # A round has a reward model, which is the critic's path if none is named.
+  of_round = facts.trains_reward_models(c) and not v.path
+  if bool(v.path) != (v.init == "exported") and not of_round:
     yield "critic.path", (
         f"does not go with critic.init = {v.init!r}: it is for 'exported'"
     )

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from rl_reason.base import config as config_lib, json_files
+from rl_reason.lab import rounds
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, machine, scores
@@ -47,7 +48,10 @@ def collect(
   for job in jobs:
     if not job.row or not job.finished():
       continue
-    lines = run_log.read_metrics(job.workdir)
+    lines, place = run_log.read_metrics(job.workdir), job.workdir
+    if count := job.fields.get("rounds.count"):
+      lines = rounds.lines_of_rl(place, job.fields["rl.steps"])
+      place = rounds.directory(place, count)
     first, *_ = scores.of_stage(lines, "evaluate")
     accuracy, _ = scores.headline(scores.scores(first))
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}
@@ -68,7 +72,7 @@ def collect(
     run = dict(row=job.row, seed=job.seed, differs=differs)
     run["seconds"] = round(job.record()["seconds"], 1)
     runs.append(run | series)
-    environments.append(machine.read(job.workdir))
+    environments.append(machine.read(place))
   common = environments[0] if environments else {}
   return ({"ended": dict(ended)} if ended else {}) | dict(
       title=c.title,

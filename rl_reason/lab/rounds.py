@@ -29,7 +29,7 @@ from rl_reason.base import config as config_lib, errors, fields, json_files
 from rl_reason.checks import checked, content, run_directory
 from rl_reason.devices.randomness import host_seed
 from rl_reason.monitoring import run_log
-from rl_reason.report import compare, page, scores
+from rl_reason.report import charts, compare, page, scores
 
 Stages = Callable[..., tuple[Any, Any]]
 
@@ -149,6 +149,10 @@ def of_round(
   r = config.rounds
   for name in r:
     c.rounds[name] = fields.FIELDS[f"rounds.{name}"].default
+  if c.critic.init == "exported" and not c.critic.path:
+    # Without a reward model yet, nothing needs the critic.
+    c.critic.init = "exported" if model else "policy"
+    c.critic.path = model
   if not number:
     c.rl.steps = 0
     c.optimizer.warmup_steps = c.critic.warmup_steps = 0
@@ -238,6 +242,35 @@ def _line(number: int, evaluation: dict, about: dict) -> dict[str, Any]:
   values = {k: x for k, x in evaluation.items() if k.startswith("val-")}
   about = {k.replace("val-core/", "rounds/"): x for k, x in about.items()}
   return dict(stage="evaluate", step=number) | values | about
+
+
+def lines_of_rl(workdir: pathlib.Path, steps: int) -> list[dict]:
+  """The lines of RL and of its evaluations, as if all rounds were one run.
+
+  Steps count on from round to round, and so do generated tokens, which include
+  the samples that a round learns from. FLOPs are left out, since none are
+  counted for samples and reward models.
+
+  Args:
+    workdir: work directory of all rounds.
+    steps: RL steps of a round.
+  """
+  name = charts.COSTS["tokens"]
+  out: list[dict] = []
+  before = 0
+  for about in json_files.read_jsonl(workdir / run_log.FILES[0])[1:]:
+    before = tokens = before + about.get("rounds/tokens", 0)
+    for line in run_log.read_metrics(directory(workdir, about["step"])):
+      if line["stage"] not in ("value", "rl", "evaluate"):
+        continue
+      tokens = before + line.get(name, tokens - before)
+      if line["stage"] == "evaluate" and not line["step"] and out:
+        continue  # the round before ended with an evaluation of this policy
+      done = steps * (about["step"] - 1)
+      line = {k: x for k, x in line.items() if k != charts.COSTS["flops"]}
+      out.append(line | {"step": line["step"] + done, name: tokens})
+    before = tokens
+  return out
 
 
 def summary(lines: list[dict]) -> list[str]:
