@@ -50,6 +50,8 @@ class Known:
   groups_B: np.ndarray
   mask_BT: np.ndarray
   values_BT: np.ndarray
+  old_logps_BT: np.ndarray
+  sampler_logps_BT: np.ndarray
 
 
 def clipped(low, high, dual=0.0):
@@ -124,6 +126,22 @@ def vespo(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
     weight = reference.vespo(ratio, advantage)
     out_BT[b, mask] = -weight * advantage * logps_BT[b, mask]
   return out_BT
+
+
+def sequence_mask(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
+  """PPO's loss; rows with A < 0 that have drifted at `here_BT` have none."""
+  drift_B = reference.row_mean(old_BT - here_BT, mask_BT)
+  far_BT = (advantages_BT < 0) & (drift_B > 0.5)[:, None]
+  return np.where(
+      far_BT,
+      0,
+      clipped(0.2, 0.2)(logps_BT, here_BT, old_BT, advantages_BT, mask_BT),
+  )
+
+
+def free(logps_BT, _, old_BT, advantages_BT, mask_BT):
+  """The ratio without a clip."""
+  return -np.exp((logps_BT - old_BT) * mask_BT) * advantages_BT * mask_BT
 
 
 def log_likelihood(logps_BT, _, old_BT, advantages_BT, mask_BT):
@@ -209,6 +227,15 @@ def gdpo(x):
   )
 
 
+def m2po(x):
+  """GRPO's, times the ratio to the sampler, or 0 for the furthest tokens."""
+  advantages_B = reference.group_norm(x.rewards_B, x.groups_B)
+  advantages_BT = np.where(x.mask_BT, advantages_B[:, None], 0)
+  return advantages_BT * reference.second_moment(
+      x.old_logps_BT, x.sampler_logps_BT, x.mask_BT, advantages_BT, 0.04
+  )
+
+
 LITE_PPO = Paper(
     lambda x: reference.group_mean_batch_std(
         x.rewards_B, x.groups_B, np.ones(8), 1e-6, 1
@@ -281,6 +308,15 @@ PAPERS = {
         advantage=lambda x: np.where(x.rewards_B > 0, 0.1, -1.0),
         group=True,
         baseline=False,
+    ),
+    "deepseek_v3_2": Paper(
+        of_group("group_mean"), loss=sequence_mask, kl=("k3_unbiased", "loss")
+    ),
+    "m2po": Paper(
+        m2po,
+        loss=free,
+        reduction="token_mean",
+        fields={"rl.staleness": 8, "rl.old_logps": "trainer"},
     ),
     "gdpo": Paper(gdpo, whiten=True, scores=SCORES),
     "lite_ppo": LITE_PPO,
@@ -438,6 +474,8 @@ def step_of(name, cfg):
       groups_B=rows.rollouts.ids_B,
       mask_BT=mask_BT,
       values_BT=numpy_values(critics[0], cfg, rows.rollouts),
+      old_logps_BT=rows.old_logps_BT,
+      sampler_logps_BT=rows.rollouts.logps_BT,
   )
   advantages_BT = np.asarray(paper.advantage(known))
   if advantages_BT.ndim == 1:

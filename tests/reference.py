@@ -376,6 +376,24 @@ def two_sided(old_BT, sampler_BT, mask_BT, low, high, level):
   )
 
 
+def second_moment(old_BT, sampler_BT, mask_BT, advantages_BT, threshold):
+  """M2PO: drops the furthest of the tokens that a clip could stop, one by one.
+
+  The mean square of the others is then at most the threshold.
+  """
+  out_BT = mismatch(old_BT, sampler_BT, mask_BT, "token")
+  log_BT = np.where(mask_BT, old_BT - sampler_BT, 0)
+  squares = {
+      at: log_BT[at] ** 2
+      for at in zip(*np.nonzero(log_BT * advantages_BT > 0), strict=True)
+  }
+  while squares and _mean(list(squares.values())) > threshold:
+    furthest = max(squares, key=squares.get)
+    del squares[furthest]
+    out_BT[furthest] = 0
+  return out_BT
+
+
 def top_share(values_BT, mask_BT, share):
   """Those that fewer than `share` of all tokens are larger than."""
   flat = sum(_tokens(values_BT, mask_BT), [])

@@ -16,6 +16,7 @@ SMOOTH = (  # losses without a clip
     golden_papers.log_likelihood,
     golden_papers.sapo,
     golden_papers.vespo,
+    golden_papers.free,
 )
 near = dict(rtol=1e-9, atol=1e-9)
 
@@ -82,6 +83,11 @@ def test_loss_and_gradient_of_a_config(one):
     )
     if paper.kl == ("k2", "loss"):
       loss_BT += one.kl_coef * (logps_BT - one.ref_BT) ** 2 / 2
+    if paper.kl == ("k3_unbiased", "loss"):  # r k3; the gradient is that of r d
+      ratio_BT = np.exp(np.where(r.mask_BT, here_BT - one.rows.old_logps_BT, 0))
+      d_BT = np.where(r.mask_BT, here_BT - one.ref_BT, 0)
+      k3_BT = np.exp(-d_BT) - 1 + d_BT
+      loss_BT += one.kl_coef * ratio_BT * (k3_BT + d_BT * (logps_BT - here_BT))
     out = reference.reduce(paper.reduction, loss_BT, r.mask_BT, r.ids_B)
     correct_BT = r.mask_BT * (golden_papers.CORRECT > 0)[:, None]
     return out - paper.nll * reference.masked_mean(logps_BT, correct_BT)
