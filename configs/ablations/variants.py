@@ -86,7 +86,8 @@ def get_config(variant=""):
           " parities, at equal steps and at equal generated tokens? None of"
           " them has a published result that says so."
       ),
-      seeds=ablate.fresh_seeds("rl_reason variants", 8),
+      # Those of credit.py, so that both ablations share their SFT models.
+      seeds=ablate.fresh_seeds("rl_reason credit", 8),
       reference=rows[0][0],
       common={
           "rl.steps": steps,
