@@ -92,8 +92,8 @@ def get_config(variant=""):
       common={
           "rl.steps": steps,
           "evaluate.samples": 4,
-          "evaluate.prompts": 250,
-          "evaluate.interim_prompts": 125,
+          "evaluate.prompts": 500,
+          "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
           "evaluate.every": 3,
       },
