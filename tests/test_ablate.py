@@ -314,6 +314,23 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
   assert ablate.main([*argv, "--table"], child) == 0
   for name, content in before.items():
     assert name.endswith(".png") or content == (out.parent / name).read_bytes()
+  # In a clone without these runs, only the third seed is run.
+  other = [*argv[:2], f"--workdir={tmp_path / 'clone'}", "--keep_data"]
+  capsys.readouterr()
+  assert ablate.main(other, child) == 0
+  printed = capsys.readouterr().out
+  assert f"4 runs of {out} are not made again" in printed
+  assert "2 runs: 0 are done, 2 to do" in printed
+  more = json.loads(out.read_text())
+  assert [x["seed"] for x in more["runs"]] == [1, 1, 2, 2, 3, 3]
+  assert more["runs"][:4] == data["runs"] and more["mixed"] == []
+  assert more["runs"][5]["differs"] == {"optimizer.lr": 0.4}
+  # The data are of other fields, or there is nothing to add.
+  out.write_text(json.dumps(more | dict(reference="high")))
+  assert ablate.main(other, child) == 2
+  assert "reference = high, and low in the ablation" in capsys.readouterr().err
+  with pytest.raises(SystemExit):
+    ablate.main([*other, "--rungs", "1"], child)
 
 
 def test_successive_halving(child, tmp_path, capsys):

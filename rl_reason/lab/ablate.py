@@ -280,6 +280,11 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       help="successive halving: RL steps at which the worse half of the rows"
       " ends, by validation; writes OUT/NAME-halving.*",
   )
+  flag(
+      "--keep_data",
+      action="store_true",
+      help="runs of OUT/NAME.json are not made again: other runs are added",
+  )
   flag("--out", default="results", help="directory of the output files")
   flag("--workdir", default="runs/ablations", help="directory of the runs")
   flag(
@@ -298,6 +303,8 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     parser.error("--jobs, --runs_per_process: at least 1")
   if flags.power is not None and not flags.power > 0:
     parser.error("--power: a difference above 0 points")
+  if flags.keep_data and flags.rungs:
+    parser.error("--keep_data: successive halving has no runs to add to")
   file, _, variant = flags.config.partition(":")
   parts = [pathlib.Path(file).stem, variant, "halving" * bool(flags.rungs)]
   name = "-".join(filter(None, parts))
@@ -366,9 +373,13 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
   for line in power.lines(*power.known(out.parent, name), len(c.seeds)):
     jobs.say(line)
   ended: dict[str, str] = {}
+  kept = comparison.kept(c, out) if flags.keep_data else {}
+  if kept.get("runs"):
+    jobs.say(f"{len(kept['runs'])} runs of {out} are not made again")
+  known = {(x["row"], x["seed"]) for x in kept.get("runs", ())}
 
   def save():
-    data = comparison.collect(c, todo, measures(c), command, ended)
+    data = comparison.collect(c, todo, measures(c), command, ended, kept)
     if data["runs"]:
       comparison.save(data, out)
     return data
@@ -397,7 +408,9 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
       if row not in rows:
         ended[row] = f"ended at step {rung}: {text}"
       jobs.say(f"rung {rung}: {row}: {text}" + "; ends" * (row not in rows))
-  failed += run([x for x in todo if x.row in ("", *rows)], on_finished=save)
+  wanted = [x for x in todo if x.row in ("", *rows)]
+  wanted = [x for x in wanted if (x.row, x.seed) not in known]
+  failed += run(wanted, on_finished=save)
   for job in failed:
     jobs.say(f"FAILED: {job}")
   return save(), 143 if stop.is_set() else int(bool(failed))

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from rl_reason.base import config as config_lib, json_files
+from rl_reason.base.errors import ConfigError
 from rl_reason.lab import rounds
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import run_log
@@ -32,10 +33,12 @@ def collect(
     measures: dict[str, Any],
     command: str,
     ended: Mapping[str, str],
+    kept: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Gathers the data of all finished runs of an ablation.
 
-  `ended` has the rows that successive halving has ended, and why.
+  `ended` has the rows that successive halving has ended, and why; `kept` the
+  data of runs that were made elsewhere, see below.
 
   Returns:
     the fields of the ablation; `ended`, if any; `environment` of the first run;
@@ -44,9 +47,10 @@ def collect(
     `evaluate` and `rl` (step, tokens, flops, then accuracy and measures).
   """
   reference = {x.seed: x.fields for x in jobs if x.row == c.reference}
+  known = {(x["row"], x["seed"]) for x in kept.get("runs", ())}
   runs, environments, accuracy = [], [], ""
   for job in jobs:
-    if not job.row or not job.finished():
+    if not job.row or (job.row, job.seed) in known or not job.finished():
       continue
     lines, place = run_log.read_metrics(job.workdir), job.workdir
     if count := job.fields.get("rounds.count"):
@@ -73,6 +77,13 @@ def collect(
     run["seconds"] = round(job.record()["seconds"], 1)
     runs.append(run | series)
     environments.append(machine.read(place))
+  mixed: Sequence[str] = ()
+  if known:
+    environments = [kept["environment"], *environments]
+    accuracy, mixed = kept["accuracy"], kept["mixed"]
+    order = [(seed, row) for seed in c.seeds for row, *_ in c.rows]
+    runs += kept["runs"]
+    runs.sort(key=lambda x: order.index((x["seed"], x["row"])))
   common = environments[0] if environments else {}
   return ({"ended": dict(ended)} if ended else {}) | dict(
       title=c.title,
@@ -85,9 +96,45 @@ def collect(
       accuracy=accuracy,
       environment=common,
       command=command,
-      mixed=[k for k in common if len({x.get(k) for x in environments}) > 1],
+      mixed=[
+          k
+          for k in common
+          if k in mixed or len({x.get(k) for x in environments}) > 1
+      ],
       runs=runs,
   )
+
+
+def kept(c, path: pathlib.Path) -> dict[str, Any]:
+  """The data of a file, with the runs that an ablation would make again.
+
+  A run counts if its row, its seed, and the fields that all rows share are
+  part of the ablation.
+
+  Raises:
+    ConfigError: the file is of another reference or of other shared fields.
+  """
+  if not path.exists():
+    return {}
+  data = json.loads(path.read_text())
+  now = json.loads(
+      json.dumps(
+          dict(
+              reference=c.reference,
+              common=config_lib.flat(c.common),
+              rows=[list(row) for row in c.rows],
+          )
+      )
+  )
+  for name in ("reference", "common"):
+    if data[name] != now[name]:
+      raise ConfigError(
+          f"--keep_data: {path}: {name} = {data[name]}, and {now[name]} in the"
+          " ablation; give another --out"
+      )
+  rows = [row[0] for row in data["rows"] if row in now["rows"]]
+  runs = [x for x in data["runs"] if x["row"] in rows and x["seed"] in c.seeds]
+  return data | dict(runs=runs)
 
 
 def _columns(lines, spent, names) -> dict[str, list]:
