@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
 import functools
+import itertools
 import json
 import threading
 import types
@@ -180,18 +181,25 @@ def test_rows_that_were_measured_are_read_as_before(make, tmp_path, name):
 
 @pytest.fixture
 def stream(tmp_path):
-  """(name, rates, options of `PromptStream`) -> the stream, and all rows."""
+  """(name, rates, options of `PromptStream`) -> the stream, and all rows.
 
-  def read(name, rates, curriculum=0, **options):
+  In a cycle, the rows come in the order of the file.
+  """
+
+  def read(name, rates, curriculum=0, cycle=False, **options):
     path = write(tmp_path / "rows.jsonl", measured(name, rates))
     source = datasets.parse(f"{name}@{path}")
     found = [
         tasks.Row(x.question, **{y: getattr(x, y) for y in FIELDS})
         for x in datasets.examples(source, datasets.columns(""), "math")
     ]
+    options = dict(types="pass_rate") | options
+    if cycle:
+      rows_again = itertools.cycle(found)
+      by_id = ([item] for item in enumerate(rows_again))
+      return prompt_stream.PromptStream(found, by_id, **options), found
     mixed = pipelines.Mixed([found], [1.0], 0, curriculum)
     iterator = pipelines.iterate(grain.MapDataset.source(mixed), 1)
-    options = dict(types="pass_rate") | options
     return prompt_stream.PromptStream(mixed, iterator, **options), found
 
   return read
@@ -250,6 +258,9 @@ def test_a_pass_rate_follows_the_policy(stream, name):
   accuracy_N, length_N = other.expected(found)
   np.testing.assert_array_equal(accuracy_N, [0.75, 1, 0.25])
   np.testing.assert_array_equal(length_N, [15, 11, 26])
+  # So do group sizes, and the types that advantages read: .25 is 2.5 tenths.
+  assert group_sizes.by_variance(accuracy_N, 40).tolist() == [19, 2, 19]
+  assert other.types(found).tolist() == [2, 0, 8]
 
 
 @of_each_set
@@ -279,8 +290,8 @@ def test_a_curriculum_follows_the_pass_rates_of_the_run(stream, name):
 
   Of 600 draws a share has a standard error of .02 at most.
   """
-  hard = priorities.failure_rate
-  prompts, found = stream(name, [0.0, 0.5, 0.75, 1.0], priority=hard)
+  options = dict(priority=priorities.failure_rate, cycle=True)
+  prompts, found = stream(name, [0.0, 0.5, 0.75, 1.0], **options)
   wanted = np.array([1, 0.5, 0.25, 0.05]) / 1.8
   np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.05)
   passed = 1 - 1.8 / 4
@@ -297,10 +308,8 @@ def test_a_curriculum_follows_the_pass_rates_of_the_run(stream, name):
 def test_prompts_that_were_never_measured_are_drawn(stream, name):
   """All in the first pass; then the ones that have a signal more often."""
   near_half = functools.partial(priorities.learnability, least=0.01)
-  usual, _ = stream(name, [None] * 4)
-  prompts, found = stream(name, [None] * 4, priority=near_half)
-  first = prompts.draw(4)
-  assert first == usual.draw(4) and set(first[1]) == set(found)
+  prompts, found = stream(name, [None] * 4, cycle=True, priority=near_half)
+  assert prompts.draw(4) == ([0, 1, 2, 3], found)
   assert prompts.counts() == {"train/prompts_passed": 0}
   prompts.update(found, [0.0, 0.5, 0.9, 1.0], [9.0] * 4)
   wanted = np.array([0.01, 1, 0.36, 0.01]) / 1.38
@@ -315,25 +324,26 @@ def test_a_curriculum_resumes(stream, name):
   prompts.draw(5)
   prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
   state = json.loads(json.dumps(prompts.get_state()))
-  ids, rows = prompts.draw(30)
+  ids, rows = prompts.draw(12)
   resumed, _ = stream(name, rates, **options)
   resumed.set_state(state)
-  assert resumed.draw(30) == (ids, rows)
+  assert resumed.draw(12) == (ids, rows)
   assert resumed.get_state() == prompts.get_state()
   assert ids == sorted(set(ids)) and [prompts.row(n) for n in ids] == rows
   other, _ = stream(name, rates, seed=1, **options)
   other.set_state(state)
-  assert other.draw(30) != (ids, rows)
+  assert other.draw(12) != (ids, rows)
 
 
 def test_a_curriculum_of_levels(stream):
   """By difficulty: all rows of a level of MATH have the pass rate of the run."""
   options = dict(types="difficulty", priority=priorities.learnability)
-  prompts, found = stream("math", [1.0] * 10, **options)
+  prompts, found = stream("math", [1.0] * 10, cycle=True, **options)
   prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
-  by_row = shares(prompts, found[:2] + found[5:7])
-  assert by_row[:2].sum() > 0 and by_row[2] / by_row[3] > 5
-  assert by_row[0] / by_row[1] > 5
+  level_1, level_2, level_3 = shares(prompts, found).reshape(2, 5).T[:3]
+  np.testing.assert_allclose(level_1, 1 / 8.1, atol=0.04)
+  np.testing.assert_allclose(level_2, 0.05 / 8.1, atol=0.01)
+  np.testing.assert_allclose(level_3, 1 / 8.1, atol=0.04)  # not known
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.5, float("nan")])
