@@ -336,7 +336,7 @@ def test_a_curriculum_resumes(stream, name):
 
 
 def test_a_curriculum_of_levels(stream):
-  """By difficulty: all rows of a level of MATH have the pass rate of the run."""
+  """By difficulty: rows of a level of MATH have one pass rate, of the run."""
   options = dict(types="difficulty", priority=priorities.learnability)
   prompts, found = stream("math", [1.0] * 10, cycle=True, **options)
   prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
@@ -348,14 +348,14 @@ def test_a_curriculum_of_levels(stream):
 
 @pytest.mark.parametrize("wrong", [0.0, 1.5, float("nan")])
 def test_a_priority_is_a_probability(stream, wrong):
-  prompts, _ = stream("gsm8k", [0.5], priority=lambda pass_rate: wrong)
+  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: wrong)
   with pytest.raises(RunError, match=f"returned {wrong} for the pass rate 0.5"):
     prompts.draw(1)
 
 
 def test_priorities_that_pass_over_everything_end_the_run(stream, monkeypatch):
   monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
-  prompts, _ = stream("gsm8k", [0.5], priority=lambda pass_rate: 1e-9)
+  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: 1e-9)
   with pytest.raises(RunError, match="11 prompts in a row were passed over"):
     prompts.draw(1)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import call_by_name
 from rl_reason.tasks import Row
 
 MAX_PASSED_IN_A_ROW = 100_000  # rows without a draw before the run stops
@@ -108,7 +107,7 @@ class PromptStream:
     rate, _ = self._averages.get(name) or self._measured(row)
     if rate is None:
       return True
-    chance = float(call_by_name(self._priority, dict(pass_rate=rate)))
+    chance = float(self._priority(rate))
     if not 0 < chance <= 1:
       raise RunError(
           f"rollout.priority.name: the function returned {chance} for the pass"
