@@ -101,6 +101,22 @@ def differ(c, types: Iterable[str]) -> bool:
   return len(set(types)) > 1
 
 
+def shares_advantage(c) -> bool:
+  """Whether a plain sum of several rewards says the share of each.
+
+  The advantage is the deviation of the sum from the mean of its group, up to a
+  scale of the group; `gdpo` says the shares of its own terms.
+  """
+  labels = [x.label for x in reward_terms.terms(c.reward.functions)]
+  deviations = "group_mean", "group_norm", "group_mean_batch_std"
+  return (
+      c.advantage.name in (*deviations, "leave_one_out")
+      and c.reward.process == "none"
+      and len({*labels, "outcome"}) == len(labels) + 1  # names of metrics
+      and len(labels) + (not no_verifier(c)) > 1
+  )
+
+
 def discount(c) -> float:
   """Discount of the critic's targets: the discount of the advantage, or 1."""
   return functions.arguments("advantage", c.advantage).get("gamma", 1.0)
