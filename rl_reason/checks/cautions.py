@@ -39,8 +39,8 @@ def prompts(c) -> Iterator[Rule]:
           f" one (task.difficulties = {c.task.difficulties})"
       )
     # Without a pass rate, which is of a prompt here, every prompt is drawn.
-    alone = field == "rollout.priority.name" and types == "pass_rate"
-    if alone and _share_returning(c, steps=10) < 0.1:
+    by_prompt = field == "rollout.priority.name" and types == "pass_rate"
+    if by_prompt and _share_returning(c, steps=10) < 0.1:
       yield field, (
           "fewer than 10% of prompts come again within 10 steps, and the others"
           " have no pass rate: use fewer task.difficulties, or rollout.types ="
