@@ -426,11 +426,11 @@ def test_with_shares_by_hand(dtype, name, share):
 
   `group_norm` divides by standard deviations of R, sqrt(1/2) and sqrt(2), which
   gives 2 sqrt(2) for both. In the third group the parts differ, but their sum
-  does not, and nothing is learned from it; the last row is padding.
+  does not, and nothing is learned from it; the last two rows are padding.
   """
-  outcome = np.array([1.0, -1, 1, 1, 1, -1, 9])
-  b = np.array([0.0, 2, 4, 0, 0, 4, 7])
-  groups_B = np.array([0, 0, 1, 1, 2, 2, -1])
+  outcome = np.array([1.0, -1, 1, 1, 1, -1, 9, 3])
+  b = np.array([0.0, 2, 4, 0, 0, 4, 7, 7])
+  groups_B = np.array([0, 0, 1, 1, 2, 2, -1, -1])
   valid_B = groups_B >= 0
   function = functools.partial(getattr(advantages, name))
   inputs = (outcome + b / 2).astype(dtype), groups_B
@@ -442,7 +442,7 @@ def test_with_shares_by_hand(dtype, name, share):
         inputs[0],
         groups_B,
         valid_B,
-        {"outcome": (np.zeros(7, dtype), 1.0), "b": (b.astype(dtype), 0.5)},
+        {"outcome": (np.zeros(8, dtype), 1.0), "b": (b.astype(dtype), 0.5)},
     )
     # The advantage itself is the same to the last bit.
     np.testing.assert_array_equal(got, jax.jit(function)(*inputs))
