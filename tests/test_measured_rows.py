@@ -13,33 +13,37 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
+from test_collect import InstantEngine
 from tiny_data import (  # noqa: F401  (fixtures)
-    check,
-    make,
-    report,
-    rows,
-    run,
-    tok_dir,
-    verifier,
-    write,
+  byte_tokenizer,
+  check,
+  make,
+  report,
+  rows,
+  run,
+  tok_dir,
+  verifier,
+  write,
 )
 
 from rl_reason import tasks
 from rl_reason.algorithms import advantage_variants, advantages, credit
 from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.collect import experience
 from rl_reason.data import (
-    datasets,
-    known_sets,
-    pipelines,
-    priorities,
-    prompt_stream,
-    screening,
+  datasets,
+  known_sets,
+  pipelines,
+  priorities,
+  prompt_stream,
+  screening,
 )
 from rl_reason.data.datasets import DataError
 from rl_reason.lab import generate
 from rl_reason.monitoring import display
 from rl_reason.rollout import group_sizes
 from rl_reason.stages import prepare, rl
+from rl_reason.tasks import arithmetic
 
 INTERVAL = "the pass rate is not within data.pass_rate = 0.1, 0.9"
 
@@ -261,6 +265,42 @@ def test_a_pass_rate_follows_the_policy(stream, name):
   # So do group sizes, and the types that advantages read: .25 is 2.5 tenths.
   assert group_sizes.by_variance(accuracy_N, 40).tolist() == [19, 2, 19]
   assert other.types(found).tolist() == [2, 0, 8]
+
+
+@of_each_set
+def test_a_round_goes_by_the_file_and_then_by_the_rounds_before(
+    stream, tmp_path, monkeypatch, name
+):
+  """Rates of .5 and 1 give 14 and 2 responses; the second round sees .75 twice.
+
+  Of the first prompt all are correct, of the second the first of two is.
+  """
+  options = dict(rollout__types="pass_rate", advantage__groups="type")
+  options |= dict(rollout__batch=16, rollout__group_size=8)
+  options["rollout__group_sizes__name"] = "by_variance"
+  prompts, (first, _) = stream(name, [0.5, 1.0], cycle=True)
+  session = tiny_session.make_session(tmp_path / "run", **options)
+  tok = byte_tokenizer()
+  tok.pad_token = tok.eos_token
+  session = session.replace(tok=tok)
+  session = session.replace(engine=InstantEngine(session))
+  session.config.rollout.max_prompt = 64
+  collector = tiny_session.collector(session, "test")
+  collector.prompts = prompts
+  monkeypatch.setattr(
+      arithmetic, "verify", lambda text, row: row == first or text[1] == "0"
+  )
+  monkeypatch.setattr(arithmetic, "answer", lambda text, row: text)
+  rounds = [collector.collect(None) for _ in range(2)]
+  groups = [
+      [
+          (len(group), rows.types_B[group].tolist())
+          for group in experience.groups(rows.rollouts.ids_B)
+      ]
+      for rows in rounds
+  ]
+  assert groups[0] == [(14, [5] * 14), (2, [0] * 2)]
+  assert groups[1] == [(8, [2] * 8)] * 2
 
 
 @of_each_set
