@@ -15,15 +15,15 @@ import pytest
 import tiny_session
 from test_collect import InstantEngine
 from tiny_data import (  # noqa: F401  (fixtures)
-  byte_tokenizer,
-  check,
-  make,
-  report,
-  rows,
-  run,
-  tok_dir,
-  verifier,
-  write,
+    byte_tokenizer,
+    check,
+    make,
+    report,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+    write,
 )
 
 from rl_reason import tasks
@@ -31,12 +31,12 @@ from rl_reason.algorithms import advantage_variants, advantages, credit
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.collect import experience
 from rl_reason.data import (
-  datasets,
-  known_sets,
-  pipelines,
-  priorities,
-  prompt_stream,
-  screening,
+    datasets,
+    known_sets,
+    pipelines,
+    priorities,
+    prompt_stream,
+    screening,
 )
 from rl_reason.data.datasets import DataError
 from rl_reason.lab import generate
