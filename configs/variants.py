@@ -42,7 +42,8 @@ def add(c) -> None:
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
-      # Of problems: what group sizes and advantages compare them by.
+      priority=function("priority"),  # failure_rate, learnability
+      # Of problems: what group sizes, advantages, priorities compare them by.
       types=choice(
           *("difficulty", "subject", "pass_rate"),
           needs="a reader of types",

@@ -44,7 +44,7 @@ def numbers(count, **options):
 @pytest.mark.parametrize("after", [1, 2])
 def test_prompts_retire_once_they_are_solved(monkeypatch, after):
   """Each of five prompts is drawn `after` times; then the run says so."""
-  monkeypatch.setattr(prompt_stream, "MAX_RETIRED_IN_A_ROW", 10)
+  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
   prompts, drawn = numbers(5, retire_after=after), []
   with pytest.raises(RunError, match=f"retire_after = {after}: 11 prompts"):
     while True:
@@ -135,7 +135,10 @@ def instant(tmp_path, **changes):
 SIZES = dict(rollout__group_sizes__name="by_variance")
 
 
-@pytest.mark.parametrize("changes", [{}, SIZES], ids=["equal", "by_variance"])
+PRIORITY = dict(rollout__priority__name="learnability")
+
+
+@pytest.mark.parametrize("changes", [{}, SIZES, PRIORITY], ids=str)
 def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
   """Same prompts, groups and ids, though some prompts are retired."""
 
@@ -149,6 +152,9 @@ def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
     collector.collect(None)
   state = json.loads(json.dumps(collector.prompts.get_state()))
   wanted = [collector.collect(None) for _ in range(2)]
+  # A metric says how many rows a curriculum passes over.
+  passed = collector.counts()["responses"].get("train/prompts_passed", 0)
+  assert (passed > 0) == (changes is PRIORITY)
   resumed = make()
   resumed.prompts.set_state(state)
   got = [resumed.collect(None) for _ in range(2)]

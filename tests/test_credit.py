@@ -7,9 +7,14 @@ import types
 import jax
 import numpy as np
 import pytest
+import tiny_session
 from advantage_inputs import function
 
 from rl_reason.algorithms import corrections, credit, variants
+from rl_reason.checks import facts
+from rl_reason.devices import device_mesh
+from rl_reason.monitoring import display
+from rl_reason.stages import build_step
 from rl_reason.training import step
 
 F = np.float32
@@ -224,6 +229,53 @@ def test_parts_of_the_reward():
   want = np.array([[1], [-1], [0], [0]]) * 0.75 * np.sqrt(0.5) * MASK_BT
   close(got["advantages_BT"], want)
   assert got["metrics"]["reward/steps/advantage_share"] == pytest.approx(0.2)
+
+
+def test_a_plain_sum_of_rewards_says_the_share_of_each():
+  """At half of the run: verdicts 1 and -1, and .5 times 1 and 3, of group 0."""
+  c = tiny_session.tiny_config()
+  c.reward.functions = "steps*0..1"
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  rows = arrays() | dict(
+      correct_B=np.array([1, 0, 1, -1], F),
+      truncated_B=np.zeros(4, bool),
+      scores_EB=(np.array([1, 3, 5, 5], F),),
+      progress=F(0.5),
+  )
+
+  assign = build_step.credit(
+      c, build_step.reward(c), mesh, display.Display(False), on_policy=True
+  )
+  found = assign(rows)["metrics"]
+  assert {k: x for k, x in found.items() if "reward/" in k} == pytest.approx(
+      {
+          "reward/steps/advantage_share": 1 / 3,
+          "reward/outcome/advantage_share": 2 / 3,
+          "reward/outcome/mean": 1 / 3,  # the fourth row has no reward
+          "reward/outcome/std": np.sqrt(8 / 9),
+      }
+  )
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"advantage.name": "leave_one_out"}, True),
+        ({"reward.functions": "length,steps"}, True),
+        ({"reward.functions": "length,length*2"}, False),
+        ({"reward.functions": ""}, False),
+        ({"advantage.name": "gdpo"}, False),  # has shares of its own
+        ({"advantage.name": "gae"}, False),
+        ({"advantage.name": "rank"}, False),
+        ({"reward.process": "rewards"}, False),
+    ],
+)
+def test_which_sums_say_the_share_of_each_reward(changes, said):
+  c = tiny_session.tiny_config()
+  c.reward.functions = "length"
+  for name, value in changes.items():
+    tiny_session.set_field(c, name, value)
+  assert facts.shares_advantage(c) == said
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])

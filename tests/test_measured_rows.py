@@ -2,6 +2,8 @@
 
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
+import functools
+import itertools
 import json
 import threading
 import types
@@ -11,7 +13,9 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
+from test_collect import InstantEngine
 from tiny_data import (  # noqa: F401  (fixtures)
+    byte_tokenizer,
     check,
     make,
     report,
@@ -25,10 +29,12 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason import tasks
 from rl_reason.algorithms import advantage_variants, advantages, credit
 from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.collect import experience
 from rl_reason.data import (
     datasets,
     known_sets,
     pipelines,
+    priorities,
     prompt_stream,
     screening,
 )
@@ -37,6 +43,7 @@ from rl_reason.lab import generate
 from rl_reason.monitoring import display
 from rl_reason.rollout import group_sizes
 from rl_reason.stages import prepare, rl
+from rl_reason.tasks import arithmetic
 
 INTERVAL = "the pass rate is not within data.pass_rate = 0.1, 0.9"
 
@@ -178,18 +185,25 @@ def test_rows_that_were_measured_are_read_as_before(make, tmp_path, name):
 
 @pytest.fixture
 def stream(tmp_path):
-  """(name, rates, options of `PromptStream`) -> the stream, and all rows."""
+  """(name, rates, options of `PromptStream`) -> the stream, and all rows.
 
-  def read(name, rates, curriculum=0, **options):
+  In a cycle, the rows come in the order of the file.
+  """
+
+  def read(name, rates, curriculum=0, cycle=False, **options):
     path = write(tmp_path / "rows.jsonl", measured(name, rates))
     source = datasets.parse(f"{name}@{path}")
     found = [
         tasks.Row(x.question, **{y: getattr(x, y) for y in FIELDS})
         for x in datasets.examples(source, datasets.columns(""), "math")
     ]
+    options = dict(types="pass_rate") | options
+    if cycle:
+      rows_again = itertools.cycle(found)
+      by_id = ([item] for item in enumerate(rows_again))
+      return prompt_stream.PromptStream(found, by_id, **options), found
     mixed = pipelines.Mixed([found], [1.0], 0, curriculum)
     iterator = pipelines.iterate(grain.MapDataset.source(mixed), 1)
-    options = dict(types="pass_rate") | options
     return prompt_stream.PromptStream(mixed, iterator, **options), found
 
   return read
@@ -248,11 +262,50 @@ def test_a_pass_rate_follows_the_policy(stream, name):
   accuracy_N, length_N = other.expected(found)
   np.testing.assert_array_equal(accuracy_N, [0.75, 1, 0.25])
   np.testing.assert_array_equal(length_N, [15, 11, 26])
+  # So do group sizes, and the types that advantages read: .25 is 2.5 tenths.
+  assert group_sizes.by_variance(accuracy_N, 40).tolist() == [19, 2, 19]
+  assert other.types(found).tolist() == [2, 0, 8]
+
+
+@of_each_set
+def test_a_round_goes_by_the_file_and_then_by_the_rounds_before(
+    stream, tmp_path, monkeypatch, name
+):
+  """Rates of .5 and 1 give 14 and 2 responses; the second round sees .75 twice.
+
+  Of the first prompt all are correct, of the second the first of two is.
+  """
+  options = dict(rollout__types="pass_rate", advantage__groups="type")
+  options |= dict(rollout__batch=16, rollout__group_size=8)
+  options["rollout__group_sizes__name"] = "by_variance"
+  prompts, (first, _) = stream(name, [0.5, 1.0], cycle=True)
+  session = tiny_session.make_session(tmp_path / "run", **options)
+  tok = byte_tokenizer()
+  tok.pad_token = tok.eos_token
+  session = session.replace(tok=tok)
+  session = session.replace(engine=InstantEngine(session))
+  session.config.rollout.max_prompt = 64
+  collector = tiny_session.collector(session, "test")
+  collector.prompts = prompts
+  monkeypatch.setattr(
+      arithmetic, "verify", lambda text, row: row == first or text[1] == "0"
+  )
+  monkeypatch.setattr(arithmetic, "answer", lambda text, row: text)
+  rounds = [collector.collect(None) for _ in range(2)]
+  groups = [
+      [
+          (len(group), rows.types_B[group].tolist())
+          for group in experience.groups(rows.rollouts.ids_B)
+      ]
+      for rows in rounds
+  ]
+  assert groups[0] == [(14, [5] * 14), (2, [0] * 2)]
+  assert groups[1] == [(8, [2] * 8)] * 2
 
 
 @of_each_set
 def test_prompts_of_files_retire(stream, monkeypatch, name):
-  monkeypatch.setattr(prompt_stream, "MAX_RETIRED_IN_A_ROW", 10)
+  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
   prompts, found = stream(name, [0.5, 0.5, 0.5], retire_after=1)
   _, drawn = prompts.draw(2)
   prompts.update(drawn, [1.0, 1.0], [3.0, 3.0])
@@ -263,6 +316,95 @@ def test_prompts_of_files_retire(stream, monkeypatch, name):
   prompts.update([row], [1.0], [3.0])
   with pytest.raises(RunError, match="are retired"):
     prompts.draw(1)
+
+
+def shares(prompts, found, count=600):
+  """The share of each row in the next draws."""
+  _, drawn = prompts.draw(count)
+  return np.array([drawn.count(row) for row in found]) / count
+
+
+@of_each_set
+def test_a_curriculum_follows_the_pass_rates_of_the_run(stream, name):
+  """Rows are drawn in proportion to 1 - p, of the file and then of the run.
+
+  Of 600 draws a share has a standard error of .02 at most.
+  """
+  options = dict(priority=priorities.failure_rate, cycle=True)
+  prompts, found = stream(name, [0.0, 0.5, 0.75, 1.0], **options)
+  wanted = np.array([1, 0.5, 0.25, 0.05]) / 1.8
+  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.05)
+  passed = 1 - 1.8 / 4
+  assert prompts.counts()["train/prompts_passed"] == pytest.approx(
+      passed, abs=0.05
+  )
+  # The policy learns the first row, and forgets the last: averages of halves.
+  prompts.update([found[0], found[3]], [1.0, 0.0], [9.0, 9.0])
+  wanted = np.array([0.5, 0.5, 0.25, 0.5]) / 1.75
+  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.06)
+
+
+@of_each_set
+def test_prompts_that_were_never_measured_are_drawn(stream, name):
+  """All in the first pass; then the ones that have a signal more often."""
+  near_half = functools.partial(priorities.learnability, least=0.01)
+  prompts, found = stream(name, [None] * 4, cycle=True, priority=near_half)
+  assert prompts.draw(4) == ([0, 1, 2, 3], found)
+  assert prompts.counts() == {"train/prompts_passed": 0}
+  prompts.update(found, [0.0, 0.5, 0.9, 1.0], [9.0] * 4)
+  wanted = np.array([0.01, 1, 0.36, 0.01]) / 1.38
+  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.06)
+
+
+@of_each_set
+def test_a_curriculum_resumes(stream, name):
+  """Draws depend on the state and the seed alone; ids are of the stream."""
+  rates, options = [0.2, 0.9, 0.6, None], dict(priority=priorities.failure_rate)
+  prompts, found = stream(name, rates, **options)
+  prompts.draw(5)
+  prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
+  state = json.loads(json.dumps(prompts.get_state()))
+  ids, rows = prompts.draw(12)
+  resumed, _ = stream(name, rates, **options)
+  resumed.set_state(state)
+  assert resumed.draw(12) == (ids, rows)
+  assert resumed.get_state() == prompts.get_state()
+  assert ids == sorted(set(ids)) and [prompts.row(n) for n in ids] == rows
+  other, _ = stream(name, rates, seed=1, **options)
+  other.set_state(state)
+  assert other.draw(12) != (ids, rows)
+
+
+def test_a_curriculum_of_levels(stream):
+  """By difficulty: rows of a level of MATH have one pass rate, of the run."""
+  options = dict(types="difficulty", priority=priorities.learnability)
+  prompts, found = stream("math", [1.0] * 10, cycle=True, **options)
+  prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
+  level_1, level_2, level_3 = shares(prompts, found).reshape(2, 5).T[:3]
+  np.testing.assert_allclose(level_1, 1 / 8.1, atol=0.04)
+  np.testing.assert_allclose(level_2, 0.05 / 8.1, atol=0.01)
+  np.testing.assert_allclose(level_3, 1 / 8.1, atol=0.04)  # not known
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.5, float("nan")])
+def test_a_priority_is_a_probability(stream, wrong):
+  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: wrong)
+  with pytest.raises(RunError, match=f"returned {wrong} for the pass rate 0.5"):
+    prompts.draw(1)
+
+
+def test_priorities_that_pass_over_everything_end_the_run(stream, monkeypatch):
+  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
+  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: 1e-9)
+  with pytest.raises(RunError, match="11 prompts in a row were passed over"):
+    prompts.draw(1)
+
+
+def test_priorities_by_hand():
+  rates = (0.0, 0.25, 0.5, 1.0)
+  assert [priorities.failure_rate(p) for p in rates] == [1, 0.75, 0.5, 0.05]
+  assert [priorities.learnability(p) for p in rates] == [0.05, 0.75, 1, 0.05]
+  assert priorities.learnability(1.0, least=0.2) == 0.2
 
 
 REWARDS = np.array([1.0, -1, 1, 1, -1, -1], np.float32)

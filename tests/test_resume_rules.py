@@ -44,6 +44,12 @@ def test_a_run_lacks_the_fields_of_later_versions():
   assert "rollout.stop_tokens" in OLD and not differences(earlier, OLD)
   (line,) = differences(earlier, OLD | {"rollout.stop_tokens": ["\n"]})
   assert line == "rollout.stop_tokens: None -> ['\\n']"
+  # A function of a later version, too, with its arguments.
+  earlier = {k: x for k, x in OLD.items() if "rollout.priority" not in k}
+  assert "rollout.priority.args" in OLD and not differences(earlier, OLD)
+  named = {"rollout.priority.name": "learnability"}
+  (line,) = differences(earlier, OLD | named)
+  assert line == "rollout.priority.name: None -> 'learnability'"
 
 
 def test_the_guide_lists_what_may_change():

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 import reference
@@ -391,3 +392,64 @@ def test_reward_parts_by_hand():
   np.testing.assert_array_equal(found["outcome"][0], [1, 0])
   np.testing.assert_array_equal(found["judge"][0], [3, 0])
   assert (found["outcome"][1], found["judge"][1]) == (1, 1.5)
+
+
+def test_spread_by_hand():
+  valid_B = np.array([True, True, False])
+  found = variants.spread("a", np.array([1.0, 3, 9]), valid_B)
+  assert found == {"reward/a/mean": 2, "reward/a/std": 1}
+
+
+def test_shares_by_hand():
+  """Terms of 1 + 2 and of 0 + 1; the third row is padding."""
+  terms = dict(a=np.array([1.0, -2, 9]), b=np.array([0.0, 1, 9]))
+  found = variants.shares(terms, np.array([True, True, False]))
+  assert found == {"reward/a/advantage_share": 3 / 4} | {
+      "reward/b/advantage_share": 1 / 4
+  }
+  nothing = variants.shares(dict(a=np.zeros(2)), np.ones(2, bool))
+  assert nothing == {"reward/a/advantage_share": 0}
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "name, share",
+    [
+        ("group_mean", 2 / 5),
+        ("leave_one_out", 2 / 5),
+        ("group_mean_batch_std", 2 / 5),
+        ("group_norm", 1 / 2),
+    ],
+)
+def test_with_shares_by_hand(dtype, name, share):
+  """R is the verdict + b / 2, of sizes 1, 1, 0, 0 and 1/2, 1/2, 1, 1 off means.
+
+  `group_norm` divides by standard deviations of R, sqrt(1/2) and sqrt(2), which
+  gives 2 sqrt(2) for both. In the third group the parts differ, but their sum
+  does not, and nothing is learned from it; the last two rows are padding.
+  """
+  outcome = np.array([1.0, -1, 1, 1, 1, -1, 9, 3])
+  b = np.array([0.0, 2, 4, 0, 0, 4, 7, 7])
+  groups_B = np.array([0, 0, 1, 1, 2, 2, -1, -1])
+  valid_B = groups_B >= 0
+  function = functools.partial(getattr(advantages, name))
+  inputs = (outcome + b / 2).astype(dtype), groups_B
+  inputs += (valid_B,) * (name == "group_mean_batch_std")
+  with jax.enable_x64(dtype == "float64"):
+    got, metrics = jax.jit(
+        functools.partial(variants.with_shares, advantage=function)
+    )(
+        inputs[0],
+        groups_B,
+        valid_B,
+        {"outcome": (np.zeros(8, dtype), 1.0), "b": (b.astype(dtype), 0.5)},
+    )
+    # The advantage itself is the same to the last bit.
+    np.testing.assert_array_equal(got, jax.jit(function)(*inputs))
+  wanted = {
+      "reward/b/advantage_share": 1 - share,
+      "reward/outcome/advantage_share": share,
+      "reward/outcome/mean": 1 / 3,
+      "reward/outcome/std": outcome[:6].std(),
+  }
+  assert metrics == pytest.approx(wanted, rel=1e-5)

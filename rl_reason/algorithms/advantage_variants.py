@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from rl_reason.algorithms import variants
 from rl_reason.algorithms.advantages import (
     gae,
     gae_length_adaptive,
@@ -119,19 +120,11 @@ def gdpo(
     the sum of the absolute values of the terms of the advantage.
   """
   del rewards_B
-  count = jnp.maximum(valid_B.sum(), 1)
   terms, metrics = {}, {}
   for name, (part_B, weight) in parts.items():
     terms[name] = weight * group_norm(part_B, groups_B, eps=eps, ddof=ddof)
-    mean = jnp.where(valid_B, part_B, 0).sum() / count
-    squares = jnp.where(valid_B, part_B - mean, 0) ** 2
-    metrics[f"reward/{name}/mean"] = mean
-    metrics[f"reward/{name}/std"] = jnp.sqrt(squares.sum() / count)
-  sizes = {k: jnp.where(valid_B, jnp.abs(x), 0).sum() for k, x in terms.items()}
-  total = jnp.maximum(sum(sizes.values()), 1e-9)
-  for name, size in sizes.items():
-    metrics[f"reward/{name}/advantage_share"] = size / total
-  return sum(terms.values()), metrics
+    metrics |= variants.spread(name, part_B, valid_B)
+  return sum(terms.values()), metrics | variants.shares(terms, valid_B)
 
 
 # --- one advantage per response ----------------------------------------------

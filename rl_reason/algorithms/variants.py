@@ -16,7 +16,13 @@ from rl_reason.algorithms.reductions import (
     group_sum,
     masked_mean,
 )
-from rl_reason.base.structs import Array, NonNegative, Positive, UnitInterval
+from rl_reason.base.structs import (
+    Array,
+    NonNegative,
+    Positive,
+    UnitInterval,
+    call_by_name,
+)
 
 # --- rewards -----------------------------------------------------------------
 
@@ -118,6 +124,74 @@ def reward_parts(
     weight = first + (last - first) * rows["progress"]
     parts[name] = jnp.nan_to_num(score_B, posinf=0, neginf=0), weight
   return parts
+
+
+def spread(name: str, part_B: Array, valid_B: Array) -> dict[str, Array]:
+  """Metrics: mean and standard deviation of a part over the valid rows."""
+  count = jnp.maximum(valid_B.sum(), 1)
+  mean = jnp.where(valid_B, part_B, 0).sum() / count
+  squares = jnp.where(valid_B, part_B - mean, 0) ** 2
+  std = jnp.sqrt(squares.sum() / count)
+  return {f"reward/{name}/mean": mean, f"reward/{name}/std": std}
+
+
+def shares(terms: Mapping[str, Array], valid_B: Array) -> dict[str, Array]:
+  """Metrics: share of each term in the sum of their absolute values.
+
+  Args:
+    terms: terms of the advantage, [B], by the names of the parts.
+    valid_B: [B] bool, False for padding rows.
+  """
+  sizes = {k: jnp.where(valid_B, jnp.abs(x), 0).sum() for k, x in terms.items()}
+  total = jnp.maximum(sum(sizes.values()), 1e-9)
+  return {f"reward/{k}/advantage_share": x / total for k, x in sizes.items()}
+
+
+def with_shares(
+    rewards_B: Array,
+    groups_B: Array,
+    valid_B: Array,
+    parts: Mapping[str, tuple[Array, Array]],
+    *,
+    advantage: Callable[..., Array],
+) -> tuple[Array, dict[str, Array]]:
+  """An advantage s (R - mean), and what each part of the reward R adds to it.
+
+  The mean and the scale s are of the group: 1 of `group_mean`, 1 / (std + eps)
+  of `group_norm`, G / (G - 1) of `leave_one_out`. The term of a part r of
+  weight w is s w (r - mean of r); the terms of all parts sum to the advantage.
+
+  Args:
+    rewards_B: [B] float, R.
+    groups_B: [B] int.
+    valid_B: [B] bool, False for padding rows, which are in no metric.
+    parts: reward [B] and weight of each part, see `reward_parts`. The part
+      `outcome` is replaced by the rest of R, which has length penalties.
+    advantage: one of these functions, keywords bound.
+
+  Returns:
+    the advantage, [B]; and metrics: the share of each part in the sum of the
+    absolute values of the terms, and mean and standard deviation of the rest.
+  """
+  rows = dict(rewards_B=rewards_B, groups_B=groups_B, valid_B=valid_B)
+  advantages_B = call_by_name(advantage, rows)
+  size_B = group_sum(jnp.ones_like(rewards_B), groups_B)
+
+  def deviation(x_B):
+    return x_B - group_sum(x_B, groups_B) / size_B
+
+  added = {
+      name: weight * part_B
+      for name, (part_B, weight) in parts.items()
+      if name != "outcome"
+  }
+  added["outcome"] = rewards_B - sum(added.values())
+  total_B = group_sum(jnp.abs(deviation(rewards_B)), groups_B)
+  scale_B = group_sum(jnp.abs(advantages_B), groups_B)
+  scale_B = scale_B / jnp.where(total_B > 0, total_B, 1)
+  terms = {name: scale_B * deviation(x_B) for name, x_B in added.items()}
+  metrics = shares(terms, valid_B)
+  return advantages_B, metrics | spread("outcome", added["outcome"], valid_B)
 
 
 # --- values ------------------------------------------------------------------

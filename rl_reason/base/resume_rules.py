@@ -146,6 +146,9 @@ def is_shape(name: str) -> bool:
 def complete(fields: Fields) -> dict[str, Any]:
   """The fields of a run, with defaults for those newer than the run."""
   defaults = {name: spec.default for name, spec in FIELDS.items()}
+  for known in kinds.KINDS.values():
+    if f"{known.field}.name" not in fields:  # no function, without arguments
+      defaults[f"{known.field}.args"] = {}
   return {
       name: list(x) if isinstance(x, tuple) else x
       for name, x in (defaults | dict(fields)).items()

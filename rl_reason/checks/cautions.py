@@ -24,7 +24,7 @@ def prompts(c) -> Iterator[Rule]:
           "prompts of files come again only after a pass over data.train; "
           + alone
       )
-    if not files and _share_returning(c) < 0.1:
+    if not files and _share_returning(c, c.advantage.history) < 0.1:
       yield name, (
           f"fewer than 10% of prompts come again within {c.advantage.history}"
           f" steps; {alone}: use fewer task.difficulties, or raise"
@@ -38,12 +38,20 @@ def prompts(c) -> Iterator[Rule]:
           f"depends on the {types} (type) of problems, and all have the same"
           f" one (task.difficulties = {c.task.difficulties})"
       )
+    # Without a pass rate, which is of a prompt here, every prompt is drawn.
+    by_prompt = field == "rollout.priority.name" and types == "pass_rate"
+    if by_prompt and _share_returning(c, steps=10) < 0.1:
+      yield field, (
+          "fewer than 10% of prompts come again within 10 steps, and the others"
+          " have no pass rate: use fewer task.difficulties, or rollout.types ="
+          " 'difficulty'"
+      )
 
 
-def _share_returning(c) -> float:
-  """Share of a step's prompts that occurred within advantage.history steps."""
+def _share_returning(c, steps: int) -> float:
+  """Share of a step's prompts that occurred within some steps."""
   count = min(c.rollout.batch // c.rollout.group_size, 256)
-  rows = _draws(c, count * (1 + c.advantage.history))
+  rows = _draws(c, count * (1 + steps))
   earlier = {row.prompt for row in rows[count:]}
   return sum(row.prompt in earlier for row in rows[:count]) / count
 

@@ -81,8 +81,10 @@ def type_field(c) -> str:
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
     return "advantage.name"
-  equal = c.rollout.group_sizes.name == "equal"
-  return "" if equal else "rollout.group_sizes.name"
+  if c.rollout.group_sizes.name != "equal":
+    return "rollout.group_sizes.name"
+  none = c.rollout.priority.name == "none"
+  return "" if none else "rollout.priority.name"
 
 
 def hardest(c) -> float:
@@ -97,6 +99,22 @@ def differ(c, types: Iterable[str]) -> bool:
   if c.rollout.types == "difficulty":
     return len({min(int(x), hardest(c)) for x in types}) > 1
   return len(set(types)) > 1
+
+
+def shares_advantage(c) -> bool:
+  """Whether a plain sum of several rewards says the share of each.
+
+  The advantage is the deviation of the sum from the mean of its group, up to a
+  scale of the group; `gdpo` says the shares of its own terms.
+  """
+  labels = [x.label for x in reward_terms.terms(c.reward.functions)]
+  deviations = "group_mean", "group_norm", "group_mean_batch_std"
+  return (
+      c.advantage.name in (*deviations, "leave_one_out")
+      and c.reward.process == "none"
+      and len({*labels, "outcome"}) == len(labels) + 1  # names of metrics
+      and len(labels) + (not no_verifier(c)) > 1
+  )
 
 
 def discount(c) -> float:

@@ -114,7 +114,9 @@ class RolloutCollector:
         held=checksums.answers(self.held),
         functions=dict(self.rewards.runner.counts),
         failures={"train/verifier_failures": self.failures},
-        responses=self.stats.metrics() | self.doubtful.counts(),
+        responses=self.stats.metrics()
+        | self.doubtful.counts()
+        | self.prompts.counts(),
         doubtful=self.doubtful.found(),
     )
 

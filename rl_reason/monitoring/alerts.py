@@ -410,7 +410,9 @@ def _reward_hacking(
   start, now = steps[:window], steps[-window:]
   verified = any(_SCORE in x for x in steps)
   if verified and _rose(start, now, _REWARD) and not _rose(start, now, _SCORE):
-    names = {k for x in steps for k in x if re.fullmatch(r"reward/.+/mean", k)}
+    # The rest of the reward is no function whose weight could be lowered.
+    terms = re.compile(r"reward/(?!outcome/).+/mean")
+    names = {k for x in steps for k in x if terms.fullmatch(k)}
     risen = sorted(k for k in names if _rose(start, now, k))
     if risen:
       sources = (x.removeprefix("reward/").removesuffix("/mean") for x in risen)

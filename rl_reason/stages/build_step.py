@@ -138,9 +138,12 @@ def credit(
     on_policy: bool,
 ) -> Callable[[dict], dict]:
   """Arrays of `credit_inputs` -> rewards, advantages, returns and metrics."""
+  advantage = functions.bind("advantage", c.advantage)
+  if shared := facts.shares_advantage(c):
+    advantage = functools.partial(variants.with_shares, advantage=advantage)
   assign = functools.partial(
       credit_lib.assign,
-      advantage=functions.bind("advantage", c.advantage),
+      advantage=advantage,
       groups=c.advantage.groups,
       whiten=c.advantage.whiten,
       gamma=facts.discount(c),
@@ -153,7 +156,7 @@ def credit(
       correction=functions.bind("correction", c.correction),
   )
   parts = None
-  if "parts" in facts.advantage_inputs(c):
+  if shared or "parts" in facts.advantage_inputs(c):
     weights = {x.label: (x.first, x.last) for x in terms(c)}
     parts = functools.partial(
         variants.reward_parts, reward=reward, weights=weights

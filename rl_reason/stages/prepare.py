@@ -283,7 +283,9 @@ def _about_types(config, tallies: list[dict]) -> Iterator[str]:
   for tally in (x for x in tallies if x["use"] == "train"):
     counts.update(tally[name])
   if types == "pass_rate":
-    if unknown := counts["unknown"]:
+    unknown = counts["unknown"]
+    # By priority, prompts without a pass rate are drawn and so measured.
+    if unknown and field != "rollout.priority.name":
       yield (
           f"warning: {unknown:,} of {counts.total():,} training rows have no"
           " measured pass rate: rollout.types = 'pass_rate' expects the mean of"
