@@ -1,8 +1,8 @@
-"""Rules of RL: sampling, rewards, advantages, the loss, and rounds."""
+"""Rules of RL: sampling, rewards, advantages, the loss, phases, rounds."""
 
 from collections.abc import Iterator
 
-from rl_reason.base import functions
+from rl_reason.base import functions, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
@@ -319,6 +319,15 @@ def loss(c) -> Iterator[Rule]:
   if cov.get("low", 0) > cov.get("high", 0):
     yield "covariance.args.low", (
         f"must be below covariance.args.high = {cov.get('high')}"
+    )
+
+
+def phases(c) -> Iterator[Rule]:
+  """Phases: the last one ends with the run."""
+  plan = phase_plan.parse(c.phases)
+  if plan and plan[-1].until != c.rl.steps:
+    yield "rl.steps", (
+        f"phases end at step {plan[-1].until}: set it to {plan[-1].until}"
     )
 
 

@@ -26,7 +26,7 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
-from rl_reason.checks import prompt_lengths
+from rl_reason.checks import facts, prompt_lengths
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
@@ -39,7 +39,7 @@ from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages.output import Output
-from rl_reason.tasks import reward_terms
+from rl_reason.tasks import reward_terms, several
 
 
 def check_machine(c) -> None:
@@ -104,7 +104,12 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
       c, task, lambda texts: list(map(len, tokenizer.encode(tok, texts)))
   )
   levels = prompt_lengths.difficulties(c, task)
-  return RowSource(task, c.task.name, levels, c.seed, files)
+  own, sets = facts.task_sets(c)
+  others = tuple((x.label, tasks.get(x.task), x.levels) for x in sets)
+  if others:
+    task = several.Several(task, {label: other for label, other, _ in others})
+  name = own.label if own else c.task.name
+  return RowSource(task, name, levels, c.seed, files, others)
 
 
 def output(

@@ -39,6 +39,7 @@ from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
+    carried,
     collectors,
     controllers,
     interim,
@@ -169,6 +170,8 @@ def train(
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = copied(state.policy.params)
   scale = optimizers.lora_scale(c)
+  if c.rl.init:
+    carried.carry_over(c, state, model=model, say=display.say)
 
   def policy(params: Tree) -> Tree:
     """Parameters as the model reads them: LoRA factors with their base."""

@@ -83,11 +83,11 @@ def sft(c, *, model: Model, output: Output) -> Tree:
   if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
+    equal = "model.", "tokenizer"
+    if not (c.tokenizer or c.model.path):
+      equal += ("task.name",)  # the tokenizer has its characters
     require_equal(
-        f"sft.reuse = {workdir}",
-        config_lib.flat(c),
-        host["config"],
-        ("model.", "tokenizer", "task.name"),
+        f"sft.reuse = {workdir}", config_lib.flat(c), host["config"], equal
     )
   # The optimizer of the phase decides the shapes of its checkpoint.
   table, part = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
