@@ -78,6 +78,20 @@ def add(c) -> None:
               ),
           },
       ),
+      # Groups of earlier steps in each batch, in place of new ones.
+      replay=number(
+          0,
+          low=0,
+          not_with={
+              "dynamic_sampling.surplus": "both would begin the next batch",
+              "rl.staleness": "batches in flight would be without them",
+              "rollout.partial_across_steps": "no row has one policy",
+              "rollout.group_sizes.name": (
+                  "groups of different sizes do not fill the same places"
+              ),
+          },
+      ),
+      replay_age=number(4, low=1, needs="rollout.replay"),  # RL steps, at most
       retire_after=number(0, low=0),  # groups solved in a row; 0: never
       # Share of correct responses of a group that is solved.
       retire_rate=number(1.0, low=1e-6, high=1, needs="rollout.retire_after"),

@@ -260,7 +260,7 @@ def test_the_schedule_of_carried_moments_begins_anew():
   fresh = old = tx.init(params)
   for _ in range(3):
     _, old = tx.update(params, old, params)
-  (_, (adam, _, schedule)) = carried.with_schedule_of(fresh, old)
+  _, (adam, _, schedule) = carried.with_schedule_of(fresh, old)
   assert (int(adam.count), int(schedule.count)) == (3, 0)
   assert np.array_equal(adam.mu["a"], old[1][0].mu["a"]) and adam.mu["a"].any()
 

@@ -55,6 +55,29 @@ def rollouts(c) -> Iterator[Rule]:
     )
 
 
+def replay(c) -> Iterator[Rule]:
+  """Replay of older groups."""
+  r = c.rollout
+  if not r.replay:
+    return
+  prompts = r.batch // r.group_size
+  if r.replay >= prompts:
+    yield "rollout.replay", (
+        f"must be less than the {prompts} groups of a batch, some of which are"
+        " new"
+    )
+  if c.correction.name == "none":
+    yield "rollout.replay", (
+        "an older policy has sampled replayed groups: their importance weights"
+        " are the correction: set correction.name = 'truncate'"
+    )
+  if facts.has_history(c) or facts.continues(c):
+    yield "rollout.replay", (
+        f"{c.advantage.name} reads responses of its own step: set it to 0, or"
+        " another advantage.name"
+    )
+
+
 def partial_groups(c) -> Iterator[Rule]:
   """Unfinished groups wait in slots of the sampler until the next round."""
   r, name = c.rollout, "rollout.partial_groups"
@@ -309,7 +332,7 @@ def loss(c) -> Iterator[Rule]:
         "has no ratio, so it is correct only on-policy: leave"
         f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
         " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False, rl.staleness = 0; or use ppo, whose ratio corrects for the"
+        " False, rl.staleness = 0, rollout.replay = 0; or use ppo, whose ratio corrects for the"
         " policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"

@@ -19,6 +19,7 @@ from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
+from rl_reason.collect.group_replay import GroupReplay
 from rl_reason.collect.partial_rollouts import PartialRolloutCollector
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.pipelines import RowSource
@@ -45,6 +46,7 @@ def collector(
     batches: int = 1,
     partial_groups: int = 0,
     curriculum: int = 0,
+    replayed: int = 0,
 ) -> RolloutCollector:
   """The rollout collector of a stage, on the devices of its engine.
 
@@ -59,6 +61,7 @@ def collector(
     batches: batches of responses that a round generates.
     partial_groups: groups that a round may leave unfinished.
     curriculum: first prompts, which come easiest first.
+    replayed: groups of older steps in a batch, of which a round samples fewer.
   """
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
@@ -71,7 +74,8 @@ def collector(
       tok=tok,
       rewards=rewards,
       key=key(engine.mesh, c.seed, purpose),
-      num_responses=batches * c.rollout.batch,
+      num_responses=batches * c.rollout.batch
+      - replayed * c.rollout.group_size,
       group_size=c.rollout.group_size,
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
@@ -128,6 +132,20 @@ def empty_rows(c, rows: int) -> Experience:
       turns=bool(facts.environment(c)),
       steps=c.reward.process != "none",
       record=record,
+  )
+
+
+def group_replay(c) -> GroupReplay | None:
+  """An empty buffer of the groups of recent steps; None without replay."""
+  r = c.rollout
+  if not r.replay:
+    return None
+  return GroupReplay(
+      empty_rows(c, r.replay_age * r.batch),
+      count=r.replay,
+      group_size=r.group_size,
+      max_age=r.replay_age,
+      seed=host_seed(c.seed, "replay"),
   )
 
 

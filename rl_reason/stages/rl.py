@@ -146,6 +146,7 @@ def train(
         batches=c.dynamic_sampling.batches,
         partial_groups=c.rollout.partial_groups,
         curriculum=c.data.curriculum,
+        replayed=c.rollout.replay,
     )
   state, base = initial_state(
       c,
@@ -280,6 +281,11 @@ def train(
       if surplus is not None:
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
+      if state.replay is not None:  # older groups are part of the next batch
+        state.kept, found = state.replay.exchange(
+            rows, signal(state.step), state.step
+        )
+        metrics |= found
       if ref_logps is not None:
         ref_logps_BT = ref_logps(plan)
       clock.lap("old_log_prob")

@@ -60,7 +60,9 @@ def make(workdir, stop, plan=PLAN, **changes):
 
 def count(state, kind):
   """The count of a part of the optimizer's state."""
-  leaves = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, kind))
+  leaves = jax.tree.leaves(
+      state.opt_state, is_leaf=lambda x: isinstance(x, kind)
+  )
   (found,) = [x for x in leaves if isinstance(x, kind)]
   return int(found.count)
 
@@ -75,7 +77,7 @@ def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
   def watched(c, state, **rest):
     before = state.policy
     carry(c, state, **rest)
-    seen.append((c, before, jax.device_get(state.policy), state.critic))
+    seen.append((c, before, *jax.device_get((state.policy, state.critic))))
 
   monkeypatch.setattr(rl.carried, "carry_over", watched)
   ends = []
