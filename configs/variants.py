@@ -91,6 +91,14 @@ def add(c) -> None:
               ),
           },
       ),
+      # Directory of --stage=generate with keep = "all": the first older groups.
+      replay_from=path(
+          needs="rollout.replay",
+          not_with={
+              "reward.functions": "files have no scores of single functions",
+              "rollout.replay_routing": "files have no experts",
+          },
+      ),
       replay_age=number(4, low=1, needs="rollout.replay"),  # RL steps, at most
       retire_after=number(0, low=0),  # groups solved in a row; 0: never
       # Share of correct responses of a group that is solved.

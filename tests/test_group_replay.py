@@ -1,17 +1,31 @@
 """Replay of older groups: the buffer, its bound on age, and weights by hand."""
 
+import hashlib
+import json
+
 import jax
 import numpy as np
 import pytest
-from test_dynamic_sampling import CORRECT, GROUP, INCORRECT, SIGNAL, ids, rows
+from test_dynamic_sampling import (
+    CORRECT,
+    GROUP,
+    INCORRECT,
+    SIGNAL,
+    collect,
+    ids,
+    rows,
+)
 from tiny_session import tiny_config
 
+from rl_reason import tasks
 from rl_reason.algorithms import corrections, credit
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked, facts
-from rl_reason.collect import dynamic_sampling, experience
+from rl_reason.collect import dynamic_sampling, experience, stored_groups
 from rl_reason.collect.group_replay import GroupReplay, measured
+from rl_reason.data import datasets, prompt_stream, tokenizer
+from rl_reason.tasks import arithmetic
 from rl_reason.training import certificate
 
 PLACES = 12
@@ -186,3 +200,144 @@ def test_a_bound_on_age_needs_replay():
   with pytest.raises(ConfigError, match="does nothing without rollout.replay"):
     c = replaying(**{"rollout.replay": 0, "correction.name": "none"})
     checked.checked(c, {"rollout.replay_age": 2})
+
+
+# --- groups of files ---------------------------------------------------------
+
+TOK = tokenizer.characters(arithmetic.ALPHABET)
+
+
+def stored(path, groups_of_lines, **fields):
+  """A directory as --stage=generate writes it."""
+  out = path / "generated" / "3"
+  out.mkdir(parents=True, exist_ok=True)
+  text = "".join(json.dumps(x) + "\n" for x in groups_of_lines)
+  (out / "part-000000000.jsonl").write_text(text)
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  fields = {
+      "generate.keep": "all",
+      "generate.samples": GROUP,
+      "generate.temperature": 1.0,
+      "generate.top_p": 1.0,
+  } | fields
+  files = {"part-000000000.jsonl": dict(sha256=digest)}
+  manifest = dict(fields=fields, files=files)
+  out.with_name("3.json").write_text(json.dumps(manifest))
+  return out
+
+
+def responses(prompt, *verdicts):
+  return [
+      dict(
+          prompt=prompt,
+          difficulty=2,
+          correct=x,
+          truncated=False,
+          ids=[3 + n, 4, 1],
+          logps=[-0.5, -n, -2.0],
+      )
+      for n, x in enumerate(verdicts)
+  ]
+
+
+LINES = [
+    *responses("1+2=", True, False),
+    *responses("3+4=", True, True),
+    *responses("5+6=", None, True),
+    *responses("5+6=", False, True),
+]
+
+
+def read(place, **changes):
+  options = dict(group_size=GROUP, temperature=1.0, max_prompt=6, max_tokens=4)
+  return stored_groups.read("f", place, TOK, **options | changes)
+
+
+def test_groups_of_a_file_are_rows(tmp_path):
+  found = read(stored(tmp_path, LINES))
+  assert found.rollouts.ids_B[::GROUP].tolist() == [2**30 + n for n in range(4)]
+  assert found.correct_B.tolist() == [1, 0, 1, 1, -1, 1, 0, 1]
+  rollouts = found.rollouts
+  assert rollouts.lengths_B.tolist() == [3] * 8
+  np.testing.assert_array_equal(
+      rollouts.tokens_BL[1],
+      [0, 0, *TOK.encode("1+2=", add_special_tokens=False), 4, 4, 1, 0],
+  )
+  assert rollouts.start_B[1] == 2
+  assert rollouts.mask_BT[1].tolist() == [True] * 3 + [False]
+  assert rollouts.logps_BT[1].tolist() == [-0.5, -1, -2, 0]
+  assert found.types_B.tolist() == [2] * 8 and not found.age_B.any()
+  row = tasks.Row("1+2=", "3")
+  assert found.problems_B[0] == prompt_stream.prompt_hash(row)
+  # The same arrays as in a batch.
+  like = experience.no_rows(8, 6, 4, 0)
+  shapes = lambda x: [(y.shape, y.dtype) for y in jax.tree.leaves(x)]  # noqa: E731
+  assert shapes(found) == shapes(like)
+
+
+def test_a_file_fills_the_buffer_with_groups_with_signal(tmp_path):
+  found = read(stored(tmp_path, LINES))
+  empty = experience.no_rows(PLACES, 6, 4, 0)
+  replay = GroupReplay(empty, count=1, group_size=GROUP, max_age=2, seed=0)
+  drawn, count = replay.fill(found, dynamic_sampling.partly_correct)
+  assert count == 2  # the others are all correct, or have no second verdict
+  assert [x - 2**30 for x in ids(experience.without_padding(replay.rows))] == [
+      0,
+      3,
+  ]
+  assert len(drawn.age_B) == GROUP and ages(drawn) == [0]
+  first = GroupReplay(empty, count=1, group_size=GROUP, max_age=1, seed=0)
+  assert first.fill(found, dynamic_sampling.partly_correct)[1] == 1
+
+
+def test_older_groups_come_first_whatever_their_ids():
+  """Groups of a file have large ids; a full batch still has them."""
+  kept = rows(50, SIGNAL)
+  batch, *_ = collect(rows(0, SIGNAL, SIGNAL, SIGNAL), kept=kept)
+  assert ids(batch) == [50, 0, 1] and ages(batch) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "lines, fields, changes, words",
+    [
+        (
+            LINES,
+            {"generate.keep": "correct"},
+            {},
+            "keep = 'correct'; replay in",
+        ),
+        (LINES, {"generate.samples": 4}, {}, "generate.samples = 4"),
+        (LINES, {}, {"temperature": 0.7}, "generate.temperature = 1.0; .* 0.7"),
+        (LINES, {"generate.top_p": 0.9}, {}, "generate.top_p = 0.9"),
+        (LINES[1:], {}, {}, "no groups of 2 responses"),
+        (LINES, {}, {"max_tokens": 2}, "raise rollout.max_tokens"),
+        ([x | {"ids": [999]} for x in LINES], {}, {}, "of another tokenizer"),
+        ([{"prompt": "1"}], {}, {}, "rows lack ids, logps, correct, truncated"),
+    ],
+)
+def test_files_that_cannot_be_replayed(lines, fields, changes, words, tmp_path):
+  place = stored(tmp_path, lines, **fields)
+  with pytest.raises(datasets.DataError, match=words):
+    read(place, **changes)
+
+
+def test_damaged_and_other_directories_are_refused(tmp_path):
+  place = stored(tmp_path, LINES)
+  next(place.iterdir()).write_text("{}\n")
+  with pytest.raises(datasets.DataError, match="is missing or damaged"):
+    read(place)
+  with pytest.raises(datasets.DataError, match="is no directory of --stage"):
+    read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"reward.functions": "length*1"}, "no scores of single functions"),
+        ({"rollout.replay": 0}, "does nothing without rollout.replay"),
+    ],
+)
+def test_replay_of_a_file_that_cannot_work_is_refused(changes, words):
+  c = replaying(**{"rollout.replay_from": "runs/x/generated/3"} | changes)
+  with pytest.raises(ConfigError, match=words):
+    checked.fields(c)

@@ -122,6 +122,7 @@ MOVABLE = (
     "critic.reuse",
     "kl.reference",
     "rl.init",
+    "rollout.replay_from",
 )
 
 

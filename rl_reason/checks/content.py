@@ -62,7 +62,8 @@ def content(config, name: str) -> str:
     return _digest([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
   if name == "rl.init":
     return _digest([root / "checkpoints" / "rl"])
-  every = name in ("critic.path", "reward_model.init")
+  whole = "critic.path", "reward_model.init", "rollout.replay_from"
+  every = name in whole
   return _digest([root], () if every else MODEL_FILES)
 
 

@@ -76,6 +76,13 @@ def replay(c) -> Iterator[Rule]:
         f"{c.advantage.name} reads responses of its own step: set it to 0, or"
         " another advantage.name"
     )
+  if r.replay_from and facts.environment(c):
+    yield "rollout.replay_from", "files have no turns: leave it out"
+  if r.replay_from and facts.type_field(c) and r.types != "difficulty":
+    yield "rollout.replay_from", (
+        f"files have no {r.types} as the run counts it: set rollout.types ="
+        " 'difficulty'"
+    )
 
 
 def partial_groups(c) -> Iterator[Rule]:
@@ -332,8 +339,8 @@ def loss(c) -> Iterator[Rule]:
         "has no ratio, so it is correct only on-policy: leave"
         f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
         " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False, rl.staleness = 0, rollout.replay = 0; or use ppo, whose ratio corrects for the"
-        " policy that sampled"
+        " False, rl.staleness = 0, rollout.replay = 0; or use ppo, whose ratio"
+        " corrects for the policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":

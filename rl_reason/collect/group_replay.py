@@ -77,15 +77,7 @@ class GroupReplay:
     old = old.replace(age_B=old.age_B + 1)
     found = groups(rows.rollouts.ids_B)
     new = take(rows, [x for x in found if rows.age_B[x[0]] == 0])
-    wanted_N = signal(new) if len(new.age_B) else np.zeros(0, bool)
-    new = take(
-        new,
-        [
-            x
-            for x, y in zip(groups(new.rollouts.ids_B), wanted_N, strict=True)
-            if y
-        ],
-    )
+    new = take(new, _with_signal(new, signal))
     # The trainer's log-probs of tokens of another policy are computed anew.
     new = new.replace(stale_lengths_B=np.zeros_like(new.stale_lengths_B))
     everything = concatenate([old, new])
@@ -97,16 +89,49 @@ class GroupReplay:
         "replay/groups": len(stay),
         "replay/dropped_by_age": len(found) - len(stay),
     }
-    stored = take(everything, stay)
-    self.rows = pad(
-        stored, len(self._empty.age_B), self._empty, self._group_size
-    )
-    rng = np.random.default_rng((self._seed, step))
-    some = rng.permutation(len(stay))[: self._count]
+    self._store(take(everything, stay))
+    return self._draw(step), metrics
+
+  def fill(
+      self, rows: Experience, signal: Callable[[Experience], np.ndarray]
+  ) -> tuple[Experience, int]:
+    """Fills the buffer before the first step with groups of age 0.
+
+    Of the groups with signal it takes as many as can be replayed before they
+    are too old, at random.
+
+    Returns:
+      the groups of the first batch, padded, and the number of stored groups.
+    """
+    chosen = _with_signal(rows, signal)
+    rng = np.random.default_rng((self._seed, 0, 0))
+    some = rng.permutation(len(chosen))[: self._count * self._max_age]
+    self._store(take(rows, [chosen[n] for n in sorted(some)]))
+    return self._draw(-1), len(some)
+
+  def _store(self, rows: Experience) -> None:
+    """Replaces the groups of the buffer."""
+    count = len(self._empty.age_B)
+    self.rows = pad(rows, count, self._empty, self._group_size)
+
+  def _draw(self, step: int) -> Experience:
+    """The older groups of the batch after a step, padded."""
+    stored = without_padding(self.rows)
     found = groups(stored.rollouts.ids_B)
+    rng = np.random.default_rng((self._seed, step + 1))
+    some = rng.permutation(len(found))[: self._count]
     drawn = take(stored, [found[n] for n in sorted(some)])
     count = self._count * self._group_size
-    return pad(drawn, count, self._empty, self._group_size), metrics
+    return pad(drawn, count, self._empty, self._group_size)
+
+
+def _with_signal(
+    rows: Experience, signal: Callable[[Experience], np.ndarray]
+) -> list[np.ndarray]:
+  """Row numbers of the groups with signal."""
+  found = groups(rows.rollouts.ids_B)
+  wanted_N = signal(rows) if found else np.zeros(0, bool)
+  return [x for x, wanted in zip(found, wanted_N, strict=True) if wanted]
 
 
 def measured(rows: Experience) -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""Phases: parts of RL, each a run that starts from the last state of the one
-before.
+"""Phases: parts of RL, each a run that starts from the state of the last one.
 
   WORKDIR/phase-0        SFT (or model.path), then RL until the first end
   WORKDIR/phase-1        RL from there (rl.init), with other fields

@@ -4,6 +4,7 @@ A collector draws prompts, samples responses and grades them; which class does
 so depends on turns, continuations and partial rollouts.
 """
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from rl_reason.base import functions
 from rl_reason.base.structs import Experience
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import facts
+from rl_reason.collect import stored_groups
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.continuations import ContinuingCollector
@@ -74,8 +76,7 @@ def collector(
       tok=tok,
       rewards=rewards,
       key=key(engine.mesh, c.seed, purpose),
-      num_responses=batches * c.rollout.batch
-      - replayed * c.rollout.group_size,
+      num_responses=batches * c.rollout.batch - replayed * c.rollout.group_size,
       group_size=c.rollout.group_size,
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
@@ -147,6 +148,39 @@ def group_replay(c) -> GroupReplay | None:
       max_age=r.replay_age,
       seed=host_seed(c.seed, "replay"),
   )
+
+
+def replay_stored(
+    c,
+    replay: GroupReplay,
+    signal: Callable[[Experience], Any],
+    *,
+    tok: Any,
+    display: Display,
+) -> Experience:
+  """Fills the buffer with config.rollout.replay_from, before the first step.
+
+  Returns:
+    the older groups of the first batch.
+
+  Raises:
+    DataError: the groups cannot be replayed in this run.
+  """
+  r = c.rollout
+  where = f"rollout.replay_from = {r.replay_from}"
+  rows = stored_groups.read(
+      where,
+      pathlib.Path(r.replay_from),
+      tok,
+      group_size=r.group_size,
+      temperature=r.temperature,
+      max_prompt=r.max_prompt,
+      max_tokens=r.max_tokens,
+  )
+  kept, count = replay.fill(rows, signal)
+  groups = len(rows.age_B) // r.group_size
+  display.say(f"{where}: {count} of {groups} groups in the buffer of replay")
+  return kept
 
 
 def sample_ahead(

@@ -173,6 +173,10 @@ def train(
   scale = optimizers.lora_scale(c)
   if c.rl.init:
     carried.carry_over(c, state, model=model, say=display.say)
+  if c.rollout.replay_from:
+    state.kept = collectors.replay_stored(
+        c, state.replay, signal(0), tok=tok, display=display
+    )
 
   def policy(params: Tree) -> Tree:
     """Parameters as the model reads them: LoRA factors with their base."""

@@ -7,7 +7,8 @@ import tiny_session
 from tiny_session import call, compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason.base.errors import Stopped
-from rl_reason.stages import rl
+from rl_reason.lab import generate
+from rl_reason.stages import rl, sft
 from rl_reason.training import step as step_lib
 
 pytestmark = [
@@ -67,6 +68,28 @@ def test_a_stopped_run_ends_with_the_same_bits(enabled, tmp_path, monkeypatch):
       train(workdir, stop_at, **changes)
     assert train(workdir, **changes) == want
     assert tiny_session.logged(workdir) == lines
+
+
+def test_a_run_begins_with_groups_of_a_file(tmp_path):
+  """Of another run's policy; they are replayed until they are too old."""
+  session = tiny_session.make_session(
+      tmp_path / "there", generate__prompts=32, generate__samples=4
+  )
+  with jax.set_mesh(session.mesh):
+    call(sft.run, session)
+    place = call(generate.run, session, "newest")
+  changes = dict(rollout__replay_from=str(place), rl__steps=3)
+  want = train(tmp_path / "whole", **changes)
+  lines = [
+      x for x in tiny_session.logged(tmp_path / "whole") if x["stage"] == "rl"
+  ]
+  assert lines[0]["replay/share"] > 0 and lines[0]["replay/age_mean"] == 1
+  # The policy is another one than theirs.
+  assert lines[0]["replay/weight_mean"] != 1
+  assert lines[0]["rollout/logp_gap_mean"] < 1e-4
+  with pytest.raises(Stopped):
+    train(tmp_path / "stopped", 2, **changes)
+  assert train(tmp_path / "stopped", **changes) == want
 
 
 def test_without_replay_nothing_changes(tmp_path):
