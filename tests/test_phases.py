@@ -13,7 +13,7 @@ from tiny_session import tiny_config
 from rl_reason import tasks
 from rl_reason.base import config, phase_plan, resume_rules
 from rl_reason.base.errors import ConfigError, Stopped
-from rl_reason.checks import checked, config_files, facts, phase_rules, rules
+from rl_reason.checks import checked, config_files, phase_rules, rules
 from rl_reason.data import held_out, pipelines
 from rl_reason.evaluation import forgetting
 from rl_reason.lab import phases
@@ -108,7 +108,7 @@ def test_tasks_share_a_tokenizer(tmp_path):
   assert {*phase_rules.alphabet(c)} == {*"0123456789+-=;#*?,:"}
   two = phase_rules.of_phase(c, 1, tmp_path)
   assert two.tokenizer == str(tmp_path / "tokenizer")
-  own, others = facts.task_sets(two)
+  own, others = several.of_run(two.evaluate.tasks, "countdown", (2,))
   assert own.label == "countdown-2" and [x.label for x in others] == [
       "arithmetic-2+3+4+5+6"
   ]
@@ -188,6 +188,8 @@ def test_a_text_of_sets():
   found = several.parse("arithmetic(2+3), countdown")
   assert [x.label for x in found] == ["arithmetic-2+3", "countdown-2+3"]
   assert several.parse(",".join(x.text for x in found)) == found
+  bare = several.TaskSet("mine")  # its task defines no difficulties
+  assert (bare.label, bare.text, bare.levels) == ("mine", "mine(0)", (0,))
   for text, words in (
       ("arithmetic(2+", "is no task"),
       ("countdown(9)", "9 is none of countdown's"),

@@ -10,7 +10,7 @@ from rl_reason import environments, tasks, verifiers
 from rl_reason.base import functions
 from rl_reason.data import datasets, known_sets
 from rl_reason.devices import axes
-from rl_reason.tasks import reward_terms, several
+from rl_reason.tasks import reward_terms
 
 
 def mixture(text: str) -> dict[str, float]:
@@ -171,22 +171,6 @@ def kind_of_rows(c, source: datasets.Source) -> str:
   """The verifier of the rows of a source; 'none' without."""
   known = datasets.KNOWN.get(source.name)
   return known.kind if known else datasets.kind_of(c.data.kind, source)
-
-
-def task_sets(
-    c,
-) -> tuple[several.TaskSet | None, tuple[several.TaskSet, ...]]:
-  """The item of evaluate.tasks for the task of the run, or None; the others.
-
-  Raises:
-    ValueError: the text has another form.
-  """
-  found, own = several.parse(c.evaluate.tasks), None
-  if found and c.task.name != tasks.FILES:
-    levels = tuple(c.task.difficulties) or tasks.get(c.task.name).DIFFICULTIES
-    same = several.TaskSet(c.task.name, levels)
-    own = same if same in found else None
-  return own, tuple(x for x in found if x != own)
 
 
 def environment(c) -> Any:

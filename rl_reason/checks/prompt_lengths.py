@@ -5,7 +5,7 @@ from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import errors
-from rl_reason.checks import facts
+from rl_reason.tasks import several
 
 
 def check_prompts(
@@ -52,10 +52,11 @@ def _check_others(
     c, task: Any, count: Callable[[list[str]], list[int]]
 ) -> None:
   """Refuses prompts of evaluate.tasks, as `check_prompts` does."""
-  _, sets = facts.task_sets(c)
+  levels = difficulties(c, task)
+  _, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
   for one in sets:
     other = tasks.get(one.task)
-    texts = [other.longest(level) for level in one.levels or (0,)]
+    texts = [other.longest(level) for level in one.levels]
     lacking = sorted({*other.ALPHABET, *"".join(texts)} - {*task.ALPHABET})
     if lacking and not (c.tokenizer or c.model.path):
       raise errors.ConfigError(

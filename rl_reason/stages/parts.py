@@ -26,7 +26,7 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
-from rl_reason.checks import facts, prompt_lengths
+from rl_reason.checks import prompt_lengths
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
@@ -104,7 +104,7 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
       c, task, lambda texts: list(map(len, tokenizer.encode(tok, texts)))
   )
   levels = prompt_lengths.difficulties(c, task)
-  own, sets = facts.task_sets(c)
+  own, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
   others = tuple((x.label, tasks.get(x.task), x.levels) for x in sets)
   if others:
     task = several.Several(task, {label: other for label, other, _ in others})

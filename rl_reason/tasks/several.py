@@ -17,17 +17,19 @@ class TaskSet(NamedTuple):
 
   Attributes:
     task: name of the task.
-    levels: difficulties; () for all of the task's.
+    levels: difficulties; (0,) of a task that defines none.
   """
 
   task: str
-  levels: tuple[int, ...] = ()
+  levels: tuple[int, ...] = (0,)
 
   @property
   def label(self) -> str:
     """The name of the set in metrics."""
     name = self.task.replace("/", ":")
-    return f"{name}-{'+'.join(map(str, self.levels))}" if self.levels else name
+    if self.levels == (0,):
+      return name
+    return f"{name}-{'+'.join(map(str, self.levels))}"
 
   @property
   def text(self) -> str:
@@ -76,7 +78,25 @@ def of(name: str, levels: tuple[int, ...]) -> TaskSet:
   known = task.DIFFICULTIES
   if wrong := [x for x in levels if known and x not in known]:
     raise ValueError(f"{wrong[0]} is none of {name}'s difficulties {known}")
-  return TaskSet(name, levels or known)
+  return TaskSet(name, levels or known or (0,))
+
+
+def of_run(
+    text: str, name: str, levels: tuple[int, ...]
+) -> tuple[TaskSet | None, tuple[TaskSet, ...]]:
+  """The item of evaluate.tasks for the task of the run, or None; the others.
+
+  Args:
+    text: of evaluate.tasks.
+    name: of the task of the run.
+    levels: its difficulties.
+
+  Raises:
+    ValueError: the text has another form.
+  """
+  found = parse(text)
+  own = next((x for x in found if x == (name, levels)), None)
+  return own, tuple(x for x in found if x != own)
 
 
 class Several:
