@@ -96,7 +96,7 @@ def test_the_policy_of_several_steps(session, which, factor, step):
 @pytest.mark.parametrize(
     "which, words",
     [
-        ("1,3", r"no such checkpoint, step 3 of RL in .* \(there are \[1, 2"),
+        ("1,3", r"= 1,3: no such checkpoint of RL in .* \(there are \[1, 2"),
         ("2,1", "oldest first"),
         ("1,6", "networks of step 6 have other shapes than those of step 1"),
     ],

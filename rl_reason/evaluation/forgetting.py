@@ -10,7 +10,7 @@ runs before.
 
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rl_reason.monitoring import run_log
@@ -38,10 +38,10 @@ def best_before(init: str, workdir: pathlib.Path) -> dict[str, float]:
   return {name: max(x, own.get(name, x)) for name, x in before.items()}
 
 
-def best(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def best(lines: list[dict[str, Any]]) -> dict[str, float]:
   """The best score of each held-out set in evaluations: {metric: score}."""
   out: dict[str, float] = {}
-  for line in scores.of_stage([*lines], "evaluate"):
+  for line in scores.of_stage(lines, "evaluate"):
     for name, of_set in _means(line).items():
       # A line knows its distance to the best score of earlier runs.
       highest = line[name] + max(line.get(metric(of_set)) or 0.0, 0.0)

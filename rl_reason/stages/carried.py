@@ -62,12 +62,14 @@ def carry_over(
       theirs, Model(model.cfg, critic, model.mesh)
   )
   arrays = checkpoints.restore(step, like)
-  own = dict(policy=state.policy, critic=state.critic)
-  found = {name: arrays[name] for name in own}
-  state.policy, state.critic = (
-      _continued(c, where, name, own[name], found[name]) for name in own
-  )
-  networks = [x for x in own if own[x] is not None and found[x] is not None]
+  networks = ["policy"]
+  state.policy = _continued(c, where, "policy", state.policy, arrays["policy"])
+  # Where either run has no critic, this run keeps what it has.
+  if state.critic is not None and arrays["critic"] is not None:
+    networks.append("critic")
+    state.critic = _continued(
+        c, where, "critic", state.critic, arrays["critic"]
+    )
   kept = "with" if c.rl.init_optimizer else "without"
   say(
       f"{where}: {' and '.join(networks)} of its step {step}, {kept} the state"
@@ -76,14 +78,9 @@ def carry_over(
 
 
 def _continued(
-    c, where: str, name: str, own: TrainState | None, other: TrainState | None
-) -> TrainState | None:
-  """A network of step 0 with the parameters, and the moments, of another.
-
-  Where either run has no such network, it stays as it is.
-  """
-  if own is None or other is None:
-    return own
+    c, where: str, name: str, own: TrainState, other: TrainState
+) -> TrainState:
+  """A network of step 0 with the parameters, and the moments, of another."""
   if _shapes(own.params) != _shapes(other.params):
     raise RunError(f"{where}: its {name} has another shape; make them equal")
   if not c.rl.init_optimizer:

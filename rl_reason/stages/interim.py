@@ -110,8 +110,8 @@ def run(
   )
   values |= resources.totals(state.counters)
   known = forgetting.best_before(c.rl.init, output.workdir)
-  found = forgetting.measured(values, known, c.evaluate.mean_of)
-  values |= found
+  forgotten = forgetting.measured(values, known, c.evaluate.mean_of)
+  values |= forgotten
   values["timing_s/testing"] = time.monotonic() - start
   output.log.metrics("evaluate", state.step, values)
   if first_or_last and jax.process_index() == 0:
@@ -148,7 +148,7 @@ def run(
     ]
     if terms:
       say(f"{kind} mean of reward functions{suffix}: {', '.join(terms)}")
-  for line in forgetting.texts(found):
+  for line in forgetting.texts(forgotten):
     say(f"{line} at step {state.step}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:

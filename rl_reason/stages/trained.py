@@ -36,7 +36,7 @@ from rl_reason.stages import classifier, initial_state, optimizers
 from rl_reason.stages.model import Model, critic_config, model_config
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.tasks import reward_terms
-from rl_reason.training.optimizer import abstract_state, state_shardings
+from rl_reason.training.optimizer import abstract_state
 
 PHASES = {"sft": "sft", "habits": "sft.habits"}  # of SFT -> their section
 Say = Callable[[str], None]
@@ -85,17 +85,20 @@ def sft(c, *, model: Model, output: Output) -> Tree:
   if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
-    equal = "model.", "tokenizer"
+    equal = ["model.", "tokenizer"]
     if not (c.tokenizer or c.model.path):
-      equal += ("task.name",)  # the tokenizer has its characters
+      equal.append("task.name")  # the tokenizer has its characters
     require_equal(
-        f"sft.reuse = {workdir}", config_lib.flat(c), host["config"], equal
+        f"sft.reuse = {workdir}",
+        config_lib.flat(c),
+        host["config"],
+        tuple(equal),
     )
-  # The optimizer of the phase decides the shapes of its checkpoint.
-  table, part = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
-  tx = optimizers.of_stage(c.optimizer, **optimizers.sft_rate(part))
-  shardings = state_shardings(table, tx, model.mesh)
-  return checkpoints.restore(step, abstract_state(table, tx, shardings)).params
+  # Parameters alone: this run may have another optimizer.
+  table = decoder.table(model.cfg)
+  shardings = parameters.shardings(table, model.mesh)
+  like = dict(params=parameters.abstract(table, shardings))
+  return checkpoints.restore_part(step, like)["params"]
 
 
 def has_sft(c) -> bool:
@@ -164,17 +167,16 @@ def rl(
     step = checkpoints.newest(output.display.say)
   else:
     step = int(which) if which.isdigit() else None
-  for one in several.steps if several else (step,):
-    if one is not None and not checkpoints.fault(one):
-      continue
+  if several:
+    found_all = [s for s in several.steps if not checkpoints.fault(s)]
+    step = several.steps[-1] if len(found_all) == len(several.steps) else None
+  if step is None or checkpoints.fault(step):
     complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
-    missing = f", step {one}" if several else ""
     raise RunError(
-        f"--step = {which}: no such checkpoint{missing} of RL in"
-        f" {output.workdir} (there are {complete}; or 'newest', 'best', 'sft')"
+        f"--step = {which}: no such checkpoint of RL in {output.workdir}"
+        f" (there are {complete}; or 'newest', 'best', 'sft')"
     )
   if several:
-    step = several.steps[-1]
     _require_shapes(checkpoints, several, which)
   # Only the networks are read: no code of the config decides their shapes.
   tables = dict(policy=optimizers.learned_table(c, model.cfg))

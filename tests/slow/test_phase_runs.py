@@ -125,6 +125,11 @@ def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
   assert make(there, Stop(), **changes) == want
 
 
+def test_another_optimizer_needs_no_state_of_the_one_before(tmp_path):
+  plan = "until=1", "until=2; optimizer.name=sgd; refresh=optimizer"
+  assert make(tmp_path, Stop(), plan)
+
+
 def test_what_cannot_be_continued_is_refused(tmp_path):
   make(tmp_path, Stop(), PLAN[:2])
   c = config_lib.unflat(config_lib.load(tmp_path / "phase-1" / "config.json"))
