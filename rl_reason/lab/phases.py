@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ml_collections
+from jax.experimental import multihost_utils
 
 from rl_reason.base import errors, json_files, phase_plan
 from rl_reason.checkpointing import checkpoint
@@ -73,6 +74,7 @@ def run(
     if is_first and (characters := phase_rules.alphabet(config)):
       where = phase_rules.tokenizer(workdir)
       tokenizer.characters(characters).save_pretrained(where)
+    multihost_utils.sync_global_devices("tokenizer of all phases")
     for number, c in enumerate(configs):
       # Of finished phases only the last one is opened, for the return value.
       if number + 1 < count and _finished(c, place(workdir, number)):

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 import tiny_session
+from test_rounds_runs import Stop
 from tiny_session import compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason import run
@@ -23,19 +24,6 @@ PLAN = (
     "until=3; task.difficulties=(4,); optimizer.lr=0.001; refresh=reference",
     "until=5; refresh=optimizer",
 )
-
-
-class Stop:
-  """Counts the steps of all stages; one of them is the last."""
-
-  def __init__(self, stop_at=None, die_at=None):
-    self.calls, self.stop_at, self.die_at = 0, stop_at, die_at
-
-  def is_set(self):
-    self.calls += 1
-    if self.calls == self.die_at:
-      raise KeyboardInterrupt
-    return self.calls == self.stop_at
 
 
 def make(workdir, stop, plan=PLAN, **changes):
