@@ -19,6 +19,7 @@ from rl_reason.base.fields import (
 )
 
 EXPERTS, ROUNDS = "model.experts", "rounds.count"
+PHASED = "phases have no rounds: choose one of them"
 # Filters of the next token, next to top_p; see docs/serving.md.
 FILTERS = dict(
     top_k=number(0, low=0),  # likeliest tokens; 0: all
@@ -33,6 +34,12 @@ def add(c) -> None:
   def extend(name, **fields):
     at(c, name).update(section(name, **fields))
 
+  extend(
+      "",
+      # Consecutive parts of RL, 'until=20; task.difficulties=(2, 3);
+      # refresh=reference,optimizer' each: docs/phases.md.
+      phases=field((), not_with={"rounds.count": PHASED}),
+  )
   extend(
       "model",
       experts=number(0, low=0),  # feed-forward layers to choose from; 0: one
@@ -72,6 +79,28 @@ def add(c) -> None:
               ),
           },
       ),
+      # Groups of earlier steps in each batch, in place of new ones.
+      replay=number(
+          0,
+          low=0,
+          not_with={
+              "dynamic_sampling.surplus": "both would begin the next batch",
+              "rl.staleness": "batches in flight would be without them",
+              "rollout.partial_across_steps": "no row has one policy",
+              "rollout.group_sizes.name": (
+                  "groups of different sizes do not fill the same places"
+              ),
+          },
+      ),
+      # Directory of --stage=generate with keep = "all": the first older groups.
+      replay_from=path(
+          needs="rollout.replay",
+          not_with={
+              "reward.functions": "files have no scores of single functions",
+              "rollout.replay_routing": "files have no experts",
+          },
+      ),
+      replay_age=number(4, low=1, needs="rollout.replay"),  # RL steps, at most
       retire_after=number(0, low=0),  # groups solved in a row; 0: never
       # Share of correct responses of a group that is solved.
       retire_rate=number(1.0, low=1e-6, high=1, needs="rollout.retire_after"),
@@ -100,6 +129,9 @@ def add(c) -> None:
       # Held-out prompts of files beyond rollout.max_prompt; drop: the name of
       # the set says how many are missing.
       long_prompts=choice("error", "drop"),
+      # Further held-out sets, which every evaluation has:
+      # 'arithmetic(2+3),countdown', with difficulties or with all of the task's
+      tasks="",
       # --stage=evaluate: copies with a paraphrase, distractor, other numbers
       perturb="",
       # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
@@ -213,6 +245,9 @@ def add(c) -> None:
   extend(
       "rl",
       staleness=number(0, low=0),  # steps that sampling is ahead of learning
+      # Work directory of a finished run, from whose last state RL starts.
+      init=path(not_with={"rounds.count": PHASED}),
+      init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
       # Of batches sampled ahead.
       old_logps=choice("sampler", "trainer", needs="rl.staleness"),
   )

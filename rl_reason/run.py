@@ -39,7 +39,7 @@ CHECKS = {
     "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
 }
-ROUNDS = "rl_reason.lab.rounds:run"
+ROUNDS, PHASES = "rl_reason.lab.rounds:run", "rl_reason.lab.phases:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
 # These need only a work directory.
@@ -115,11 +115,11 @@ def stages(
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
 
-  if config.rounds.count:
+  if config.rounds.count or config.phases:
     each = functools.partial(stages, logger=logger, devices=devices)
     with compilation_cache.kept(screen.say):
-      rounds = pkgutil.resolve_name(ROUNDS)
-      return rounds(config, workdir, screen, stop, each, stage)
+      several = pkgutil.resolve_name(PHASES if config.phases else ROUNDS)
+      return several(config, workdir, screen, stop, each, stage)
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache.kept(screen.say))

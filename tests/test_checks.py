@@ -59,6 +59,7 @@ STALE = {
         "rollout.partial_across_steps": True,
     },
     "rl.staleness": {"rl.staleness": 1},
+    "rollout.replay": {"rollout.replay": 1, "correction.name": "truncate"},
 }
 PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}

@@ -121,6 +121,8 @@ MOVABLE = (
     "reward.functions",
     "critic.reuse",
     "kl.reference",
+    "rl.init",
+    "rollout.replay_from",
 )
 
 
@@ -164,6 +166,11 @@ def differences(old: Fields, new: Fields) -> list[str]:
   """
 
   def free(name):
+    if name == "phases":  # phases may be added; each checks its own fields
+      before = [*(old.get(name) or ())]
+      return bool(before) and before == [*(new[name] or ())][: len(before)]
+    if name == "rl.steps" and new.get("phases"):
+      return True
     if name == "rl.steps":
       return not (reads_progress(new) or new.get("rounds.count"))
     if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):

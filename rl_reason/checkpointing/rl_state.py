@@ -30,6 +30,7 @@ class RLState:
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
     stream: `streams.Demonstrations`, rows that are imitated; None without.
+    replay: `group_replay.GroupReplay`, groups of older steps; None without.
   """
 
   policy: TrainState
@@ -46,6 +47,7 @@ class RLState:
   ahead: Any = None
   certificate: Any = None
   stream: Any = None
+  replay: Any = None
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
@@ -56,6 +58,8 @@ class RLState:
     )
     if self.ahead is not None:
       on_host["ahead"] = self.ahead.arrays()
+    if self.replay is not None:
+      on_host["replay"] = self.replay.rows
     return dict(
         policy=self.policy,
         critic=self.critic,
@@ -93,6 +97,8 @@ class RLState:
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))
+    if self.replay is not None:
+      self.replay.rows = sharding.fetch(arrays["replay"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
     if self.ahead is not None:

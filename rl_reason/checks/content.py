@@ -60,7 +60,10 @@ def content(config, name: str) -> str:
     return _digest([root / "checkpoints" / stage for stage in stages])
   if name == "kl.reference" and (root / "checkpoints").is_dir():
     return _digest([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
-  every = name in ("critic.path", "reward_model.init")
+  if name == "rl.init":
+    return _digest([root / "checkpoints" / "rl"])
+  whole = "critic.path", "reward_model.init", "rollout.replay_from"
+  every = name in whole
   return _digest([root], () if every else MODEL_FILES)
 
 

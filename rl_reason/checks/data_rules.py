@@ -69,6 +69,10 @@ def environment(c) -> Iterator[Rule]:
   if not found:
     return
   name = e.name or c.task.name
+  if c.evaluate.tasks:
+    yield "evaluate.tasks", (
+        "an environment plays the prompts of its own task alone: leave it out"
+    )
   if e.executor == "process" and name.startswith(given.LOCAL):
     yield "environment.executor", (
         f"another process cannot import {name}: put it into a module of its"

@@ -58,7 +58,13 @@ def check(c, stage: str, faults: Faults) -> None:
 
 def _directories(c, unknown: set[str]) -> Iterator[Rule]:
   """Work directories of other runs."""
-  for name in ("sft.reuse", "critic.reuse"):
+  if c.rollout.replay_from and "rollout.replay_from" not in unknown:
+    if not pathlib.Path(c.rollout.replay_from).is_dir():
+      yield "rollout.replay_from", (
+          "there is no such directory; name one of --stage=generate, such as"
+          " WORKDIR/generated/STEP"
+      )
+  for name in ("sft.reuse", "critic.reuse", "rl.init"):
     path = at(c, name)
     if path and name not in unknown and not pathlib.Path(path).is_dir():
       yield name, "there is no such directory; name the work directory of a run"

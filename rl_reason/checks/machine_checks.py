@@ -126,6 +126,7 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
       "rollout.partial_groups": r.partial_groups,
+      "rollout.replay": r.replay,
   }
   pairs = c.reward_model.batch if stage == "reward_model" else 0
   learned = {

@@ -5,6 +5,7 @@ from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import errors
+from rl_reason.tasks import several
 
 
 def check_prompts(
@@ -20,6 +21,7 @@ def check_prompts(
   Raises:
     ConfigError: names the difficulties, or the characters.
   """
+  _check_others(c, task, count)
   if c.task.name == tasks.FILES:
     return
   slots, levels = c.rollout.max_prompt, difficulties(c, task)
@@ -44,6 +46,29 @@ def check_prompts(
         f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
         " and sft.difficulties"
     )
+
+
+def _check_others(
+    c, task: Any, count: Callable[[list[str]], list[int]]
+) -> None:
+  """Refuses prompts of evaluate.tasks, as `check_prompts` does."""
+  levels = difficulties(c, task)
+  _, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
+  for one in sets:
+    other = tasks.get(one.task)
+    texts = [other.longest(level) for level in one.levels]
+    lacking = sorted({*other.ALPHABET, *"".join(texts)} - {*task.ALPHABET})
+    if lacking and not (c.tokenizer or c.model.path):
+      raise errors.ConfigError(
+          f"evaluate.tasks = {c.evaluate.tasks!r}: the tokenizer of"
+          f" {c.task.name} lacks the characters {''.join(lacking)!r} of"
+          f" {one.task}: name a tokenizer"
+      )
+    if (size := max(count(texts))) > c.rollout.max_prompt:
+      raise errors.ConfigError(
+          f"rollout.max_prompt = {c.rollout.max_prompt}: prompts of {one.text}"
+          f" in evaluate.tasks have up to {size} tokens; raise it"
+      )
 
 
 def difficulties(c, task: Any) -> tuple[int, ...]:

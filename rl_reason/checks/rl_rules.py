@@ -1,8 +1,8 @@
-"""Rules of RL: sampling, rewards, advantages, the loss, and rounds."""
+"""Rules of RL: sampling, rewards, advantages, the loss, phases, rounds."""
 
 from collections.abc import Iterator
 
-from rl_reason.base import functions
+from rl_reason.base import functions, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
@@ -52,6 +52,36 @@ def rollouts(c) -> Iterator[Rule]:
     yield "dynamic_sampling.batches", (
         "a round is then larger than the batch that reward models score: leave"
         " it at 1"
+    )
+
+
+def replay(c) -> Iterator[Rule]:
+  """Replay of older groups."""
+  r = c.rollout
+  if not r.replay:
+    return
+  prompts = r.batch // r.group_size
+  if r.replay >= prompts:
+    yield "rollout.replay", (
+        f"must be less than the {prompts} groups of a batch, some of which are"
+        " new"
+    )
+  if c.correction.name == "none":
+    yield "rollout.replay", (
+        "an older policy has sampled replayed groups: their importance weights"
+        " are the correction: set correction.name = 'truncate'"
+    )
+  if facts.has_history(c) or facts.continues(c):
+    yield "rollout.replay", (
+        f"{c.advantage.name} reads responses of its own step: set it to 0, or"
+        " another advantage.name"
+    )
+  if r.replay_from and facts.environment(c):
+    yield "rollout.replay_from", "files have no turns: leave it out"
+  if r.replay_from and facts.type_field(c) and r.types != "difficulty":
+    yield "rollout.replay_from", (
+        f"files have no {r.types} as the run counts it: set rollout.types ="
+        " 'difficulty'"
     )
 
 
@@ -313,8 +343,8 @@ def loss(c) -> Iterator[Rule]:
         "has no ratio, so it is correct only on-policy: leave"
         f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
         " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False, rl.staleness = 0; or use ppo, whose ratio corrects for the"
-        " policy that sampled"
+        " False, rl.staleness = 0, rollout.replay = 0; or use ppo, whose ratio"
+        " corrects for the policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":
@@ -323,6 +353,15 @@ def loss(c) -> Iterator[Rule]:
   if cov.get("low", 0) > cov.get("high", 0):
     yield "covariance.args.low", (
         f"must be below covariance.args.high = {cov.get('high')}"
+    )
+
+
+def phases(c) -> Iterator[Rule]:
+  """Phases: the last one ends with the run."""
+  plan = phase_plan.parse(c.phases)
+  if plan and plan[-1].until != c.rl.steps:
+    yield "rl.steps", (
+        f"phases end at step {plan[-1].until}: set it to {plan[-1].until}"
     )
 
 

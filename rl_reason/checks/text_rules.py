@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import own_code
+from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at
 from rl_reason.checks import facts, run_directory
 from rl_reason.checks.rules import Faults, line
 from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
-from rl_reason.tasks import files as task_files, reward_terms
+from rl_reason.tasks import files as task_files, reward_terms, several
 
 
 def _kinds(c) -> None:
@@ -50,8 +50,10 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "evaluate.perturb": lambda c: perturbations.parse(
         c.evaluate.perturb, c.task.name
     ),
+    "evaluate.tasks": lambda c: several.parse(c.evaluate.tasks),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
+    "phases": lambda c: phase_plan.parse(c.phases),
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
     **{
         x: _mixture(x)

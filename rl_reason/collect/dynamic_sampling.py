@@ -165,11 +165,14 @@ def fill_batch(
     parts.append(take(rows, [group for group, wanted in found if wanted]))
     count += len(parts[-1].age_B)
 
-  # Fill the batch with groups, in the order of their prompts.
+  # Fill the batch with groups: older ones, then in the order of their prompts.
   accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
   everything = concatenate(parts)
   ids_B = everything.rollouts.ids_B
-  by_prompt = sorted(groups(ids_B), key=lambda group: ids_B[group[0]])
+  age_B = everything.age_B
+  by_prompt = sorted(
+      groups(ids_B), key=lambda group: (-age_B[group[0]], ids_B[group[0]])
+  )
   chosen, others, missing = first_fit(by_prompt, batch)
   metrics = {
       "train/accuracy": accuracy_N.mean(),

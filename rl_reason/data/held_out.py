@@ -16,7 +16,8 @@ def evaluation_sets(
 ) -> dict[str, list[tasks.Row]]:
   """Evaluation rows by the name of their set, the main one first.
 
-  A set of files whose longest prompts were dropped says so in its name.
+  A set of files whose longest prompts were dropped says so in its name. Sets of
+  further tasks come last.
 
   At most `count` of each set, in a random but fixed order, so that the first n
   rows are a random sample.
@@ -25,8 +26,21 @@ def evaluation_sets(
     sets: dict[str, list[tasks.Row]] = {}
     for row in rows_of_task(rows.task, rows.difficulties, count):
       sets.setdefault(row.source or rows.name, []).append(row)
-    return dict(sorted(sets.items()))
-  return _sets(rows, "evaluate", count)
+    return dict(sorted(sets.items())) | _of_others(rows, count)
+  return _sets(rows, "evaluate", count) | _of_others(rows, count)
+
+
+def _of_others(
+    rows: pipelines.RowSource, count: int
+) -> dict[str, list[tasks.Row]]:
+  """Evaluation rows of further tasks, whose source is the name of their set."""
+  return {
+      label: [
+          row._replace(source=label)
+          for row in rows_of_task(task, levels, count)
+      ]
+      for label, task, levels in rows.others
+  }
 
 
 def validation_sets(

@@ -172,6 +172,7 @@ class RowSource:
     seed: seed of the run.
     files: directory that --stage=prepare wrote; None if the task generates
       rows.
+    others: further tasks to evaluate: name of the set, task, difficulties.
   """
 
   task: Any
@@ -179,6 +180,7 @@ class RowSource:
   difficulties: tuple[int, ...]
   seed: int
   files: pathlib.Path | None = None
+  others: tuple[tuple[str, Any, tuple[int, ...]], ...] = ()
 
   def problems(self, seed: int, *, evaluation: bool = False):
     """Rows that the task generates: (id, row, generator) by id."""

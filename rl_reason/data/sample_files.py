@@ -49,7 +49,7 @@ def read(
   parts, weights = [], []
   for source, weight in datasets.parse_all(sources, "train", revisions):
     # Leaving out a damaged file would silently change the mixture.
-    _verify(pathlib.Path(source.place))
+    verify(pathlib.Path(source.place))
     rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
     good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
     # All texts in one call, which tokenizers encode in parallel. A rejected
@@ -81,7 +81,7 @@ def read(
   return parts, [float(len(x)) for x in parts]  # rows equally often
 
 
-def _verify(directory: pathlib.Path) -> None:
+def verify(directory: pathlib.Path) -> None:
   """Compares files of --stage=generate with their manifest, if there is one.
 
   Raises:
@@ -109,12 +109,21 @@ def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
     return f"lack prompt, {', '.join(names)}"
   if row.get("truncated"):
     return "have no end"
-  if not isinstance(prompt, str):
-    try:
-      prompt = templates.render([dict(x) for x in prompt], tok, chat=True)
-    except (templates.PromptError, TypeError, ValueError) as e:
-      return f"have a prompt that cannot be rendered: {e}"
-  return (prompt, *texts)
+  try:
+    return (rendered(prompt, tok), *texts)
+  except (templates.PromptError, TypeError, ValueError) as e:
+    return f"have a prompt that cannot be rendered: {e}"
+
+
+def rendered(prompt: Any, tok) -> str:
+  """A prompt as the model reads it: a text, or the turns of a chat.
+
+  Raises:
+    PromptError, TypeError, ValueError: the turns cannot be rendered.
+  """
+  if isinstance(prompt, str):
+    return prompt
+  return templates.render([dict(x) for x in prompt], tok, chat=True)
 
 
 def split(

@@ -81,6 +81,11 @@ def run(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )
+  if "," in which:  # files are named by one step
+    raise RunError(
+        f"--step = {which}: samples are of one step: export the mean with"
+        " --stage=export, and name it in model.path"
+    )
   params, _, step, about = trained.policy(c, which, model=model, output=output)
   weights = engine.weights(params, c.rollout.weights)
   del params

@@ -16,10 +16,11 @@ Every part is a resumable stage, so the only state of the loop is metrics.jsonl:
 the same command continues, with bit-identical results.
 """
 
+import contextlib
 import json
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -75,15 +76,8 @@ def run(
         f" {' '.join(run_directory.NO_SOURCE)}"
     )
   checked.fields(of_round(config, 1, workdir, ".", "rounds/model"))
-  workdir.mkdir(parents=True, exist_ok=True)
-  is_first = jax.process_index() == 0
-  lock = run_directory.lock(workdir, screen.say) if is_first else None
-  if is_first:
-    shown = config.copy_and_resolve_references()
-    content.record(shown)  # so that its paths may move
-    json_files.write_json(workdir / "config.json", config_lib.flat(shown))
   found: tuple[Any, Any] = (None, None)
-  try:
+  with recorded(config, workdir, screen.say) as is_first:
     # Of the finished rounds only the last one is opened, for the return value.
     for number in range(min(len(lines), count), count + 1):
       # Writing its line is the last step of a round: without it, it is new.
@@ -118,10 +112,31 @@ def run(
       rounds = [directory(workdir, i) for i in range(len(lines))]
       screen.say(f"all rounds side by side: {compare.write(rounds)}")
       screen.say(f"report: {page.write(workdir)}")
+  return found
+
+
+@contextlib.contextmanager
+def recorded(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    say: Callable[[str], None],
+) -> Iterator[bool]:
+  """Locks the work directory of several runs, and records their config.
+
+  Yields whether this process is the first one, which writes.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  is_first = jax.process_index() == 0
+  lock = run_directory.lock(workdir, say) if is_first else None
+  try:
+    if is_first:
+      shown = config.copy_and_resolve_references()
+      content.record(shown)  # so that its paths may move
+      json_files.write_json(workdir / "config.json", config_lib.flat(shown))
+    yield is_first
   finally:
     if lock:
       lock.close()
-  return found
 
 
 def directory(workdir: pathlib.Path, number: int) -> pathlib.Path:

@@ -15,6 +15,7 @@ _MEASURES: dict[str, tuple[str, bool, str]] = {
     "response_length/clip_ratio": ("truncated", True, ""),
     "turns/mean": ("turns", False, "turns"),
     "returns/mean": ("sum of rewards", False, "reward"),
+    "forgetting/mean": ("forgetting", True, ""),
 }
 MEANINGS = {
     "mean": "a sampled response is correct",
@@ -27,6 +28,7 @@ MEANINGS = {
     "response length": "tokens, mean",
     "turns": "of a trajectory in an environment, mean",
     "sum of rewards": "over the turns of a trajectory, mean",
+    "forgetting": "best held-out score so far minus this one",
 }
 
 

@@ -4,6 +4,7 @@ A collector draws prompts, samples responses and grades them; which class does
 so depends on turns, continuations and partial rollouts.
 """
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,14 @@ from rl_reason.base import functions
 from rl_reason.base.structs import Experience
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import facts
+from rl_reason.collect import stored_groups
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
+from rl_reason.collect.group_replay import GroupReplay
 from rl_reason.collect.partial_rollouts import PartialRolloutCollector
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.pipelines import RowSource
@@ -45,6 +48,7 @@ def collector(
     batches: int = 1,
     partial_groups: int = 0,
     curriculum: int = 0,
+    replayed: int = 0,
 ) -> RolloutCollector:
   """The rollout collector of a stage, on the devices of its engine.
 
@@ -59,6 +63,7 @@ def collector(
     batches: batches of responses that a round generates.
     partial_groups: groups that a round may leave unfinished.
     curriculum: first prompts, which come easiest first.
+    replayed: groups of older steps in a batch, of which a round samples fewer.
   """
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
@@ -73,7 +78,7 @@ def collector(
       tok=tok,
       rewards=rewards,
       key=key(engine.mesh, c.seed, purpose),
-      num_responses=batches * c.rollout.batch,
+      num_responses=batches * c.rollout.batch - replayed * c.rollout.group_size,
       group_size=c.rollout.group_size,
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
@@ -131,6 +136,53 @@ def empty_rows(c, rows: int) -> Experience:
       steps=c.reward.process != "none",
       record=record,
   )
+
+
+def group_replay(c) -> GroupReplay | None:
+  """An empty buffer of the groups of recent steps; None without replay."""
+  r = c.rollout
+  if not r.replay:
+    return None
+  return GroupReplay(
+      empty_rows(c, r.replay_age * r.batch),
+      count=r.replay,
+      group_size=r.group_size,
+      max_age=r.replay_age,
+      seed=host_seed(c.seed, "replay"),
+  )
+
+
+def replay_stored(
+    c,
+    replay: GroupReplay,
+    signal: Callable[[Experience], Any],
+    *,
+    tok: Any,
+    display: Display,
+) -> Experience:
+  """Fills the buffer with config.rollout.replay_from, before the first step.
+
+  Returns:
+    the older groups of the first batch.
+
+  Raises:
+    DataError: the groups cannot be replayed in this run.
+  """
+  r = c.rollout
+  where = f"rollout.replay_from = {r.replay_from}"
+  rows = stored_groups.read(
+      where,
+      pathlib.Path(r.replay_from),
+      tok,
+      group_size=r.group_size,
+      temperature=r.temperature,
+      max_prompt=r.max_prompt,
+      max_tokens=r.max_tokens,
+  )
+  kept, count = replay.fill(rows, signal)
+  groups = len(rows.age_B) // r.group_size
+  display.say(f"{where}: {count} of {groups} groups in the buffer of replay")
+  return kept
 
 
 def sample_ahead(

@@ -391,7 +391,7 @@ def evaluate(
 
   chooses = validation_sets(c, row_source) if purpose != "held out" else {}
   sets: dict[str, list[tasks.Row]] = {}
-  if not chooses or purpose == "both":
+  if not chooses or purpose == "both" or c.rl.init:  # forgetting is measured
     found = held_out.evaluation_sets(row_source, c.evaluate.prompts)
     sets = {name: rows[:prompts] for name, rows in found.items()}
   responses = [

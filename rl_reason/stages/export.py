@@ -10,6 +10,7 @@ import jinja2
 from rl_reason import hf
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
+from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder
@@ -57,7 +58,8 @@ def run(
   fields = _fields(c, workdir)
   for name, (params, table, kind) in networks.items():
     path = workdir / "export" / name
-    card = model_card(fields | {"export.precision": kind}, workdir, step)
+    card_fields = fields | {"export.precision": kind}
+    card = model_card(card_fields, workdir, step, averaging.parse(which))
     options = dict(card=card, precision=kind)
     save_network(c, source, tok, path, params, table, cfg, **options)
     shown = about if name == chosen else f"{name} of step {step}"
@@ -68,7 +70,9 @@ def run(
     display.say(lower_precision.cost(c, merged, model, output, tok))
   if pushes:
     path = workdir / "export" / chosen
-    url = hub.push(c.export.push_to, path, f"Step {step} of RL")
+    of_mean = f", mean of {which}" if averaging.parse(which) else ""
+    message = f"Step {step} of RL{of_mean}"
+    url = hub.push(c.export.push_to, path, message)
     display.say(f"{about} pushed to {url}")
 
 
@@ -113,15 +117,22 @@ def save_checkpoint(
   checkpoints.close()
 
 
-def model_card(fields: dict[str, Any], workdir: pathlib.Path, step: int) -> str:
+def model_card(
+    fields: dict[str, Any],
+    workdir: pathlib.Path,
+    step: int,
+    several: averaging.Average | None = None,
+) -> str:
   """Returns README.md: origin of the model, accuracy before and after, config.
 
-  The accuracies are those that the run logged, before RL and at this step.
+  The accuracies are those that the run logged, before RL and at this step. Of
+  the mean of `several` steps the run has logged none.
   """
   evaluated = {
       line["step"]: line
       for line in run_log.read_metrics(workdir)
-      if line["stage"] == "evaluate" and line["step"] in (0, step)
+      if line["stage"] == "evaluate"
+      and line["step"] in ((0,) if several else (0, step))
   }
   steps, path = sorted(evaluated), fields["model.path"]
   names = evaluated[steps[-1]] if steps else {}
@@ -130,6 +141,7 @@ def model_card(fields: dict[str, Any], workdir: pathlib.Path, step: int) -> str:
       base_model=path if not pathlib.Path(path).exists() else "",
       name=workdir.absolute().name,
       step=step,
+      averaged=several,
       task=fields["task.name"],
       start=path,
       rank=fields["lora.rank"],

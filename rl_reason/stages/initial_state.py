@@ -61,6 +61,7 @@ def initial_state(
       counters=dict(counters or resources.no_counters()),
       base_digest=digest,
       mesh=mesh,
+      replay=collectors.group_replay(c),
   )
   return state, base
 
@@ -93,6 +94,8 @@ def abstract_arrays(c, model: Model) -> Tree:
   )
   if c.rl.staleness:
     on_host["ahead"] = collectors.no_batches(c)
+  if (replay := collectors.group_replay(c)) is not None:
+    on_host["replay"] = replay.rows
   return dict(
       policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )
@@ -110,6 +113,9 @@ def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
   no_rows = collectors.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
+  if c.rollout.replay:  # the groups of the next step
+    count = c.rollout.replay * c.rollout.group_size
+    kept = collectors.empty_rows(c, count)
   if not facts.has_history(c):
     return kept, None
   return kept, history_lib.empty(no_rows, c.advantage.history)

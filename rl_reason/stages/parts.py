@@ -39,7 +39,7 @@ from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages.output import Output
-from rl_reason.tasks import reward_terms
+from rl_reason.tasks import reward_terms, several
 
 
 def check_machine(c) -> None:
@@ -104,7 +104,12 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
       c, task, lambda texts: list(map(len, tokenizer.encode(tok, texts)))
   )
   levels = prompt_lengths.difficulties(c, task)
-  return RowSource(task, c.task.name, levels, c.seed, files)
+  own, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
+  others = tuple((x.label, tasks.get(x.task), x.levels) for x in sets)
+  if others:
+    task = several.Several(task, {label: other for label, other, _ in others})
+  name = own.label if own else c.task.name
+  return RowSource(task, name, levels, c.seed, files, others)
 
 
 def output(

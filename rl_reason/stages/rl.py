@@ -39,6 +39,7 @@ from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
+    carried,
     collectors,
     controllers,
     interim,
@@ -145,6 +146,7 @@ def train(
         batches=c.dynamic_sampling.batches,
         partial_groups=c.rollout.partial_groups,
         curriculum=c.data.curriculum,
+        replayed=c.rollout.replay,
     )
   state, base = initial_state(
       c,
@@ -169,6 +171,12 @@ def train(
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = copied(state.policy.params)
   scale = optimizers.lora_scale(c)
+  if c.rl.init:
+    carried.carry_over(c, state, model=model, say=display.say)
+  if c.rollout.replay_from:
+    state.kept = collectors.replay_stored(
+        c, state.replay, signal(0), tok=tok, display=display
+    )
 
   def policy(params: Tree) -> Tree:
     """Parameters as the model reads them: LoRA factors with their base."""
@@ -277,6 +285,11 @@ def train(
       if surplus is not None:
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
+      if state.replay is not None:  # older groups are part of the next batch
+        state.kept, found = state.replay.exchange(
+            rows, signal(state.step), state.step
+        )
+        metrics |= found
       if ref_logps is not None:
         ref_logps_BT = ref_logps(plan)
       clock.lap("old_log_prob")

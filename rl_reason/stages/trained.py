@@ -8,6 +8,7 @@ reused_critic the critic that another run has pretrained
 reward_model  a reward model of this package, or of transformers
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from rl_reason import hf
 from rl_reason.base import config as config_lib, fields, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
+from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.rl_state import require_base
 from rl_reason.checks import facts, named_code
@@ -34,7 +36,7 @@ from rl_reason.stages import classifier, initial_state, optimizers
 from rl_reason.stages.model import Model, critic_config, model_config
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.tasks import reward_terms
-from rl_reason.training.optimizer import abstract_state, state_shardings
+from rl_reason.training.optimizer import abstract_state
 
 PHASES = {"sft": "sft", "habits": "sft.habits"}  # of SFT -> their section
 Say = Callable[[str], None]
@@ -83,17 +85,20 @@ def sft(c, *, model: Model, output: Output) -> Tree:
   if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
+    equal = ["model.", "tokenizer"]
+    if not (c.tokenizer or c.model.path):
+      equal.append("task.name")  # the tokenizer has its characters
     require_equal(
         f"sft.reuse = {workdir}",
         config_lib.flat(c),
         host["config"],
-        ("model.", "tokenizer", "task.name"),
+        tuple(equal),
     )
-  # The optimizer of the phase decides the shapes of its checkpoint.
-  table, part = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
-  tx = optimizers.of_stage(c.optimizer, **optimizers.sft_rate(part))
-  shardings = state_shardings(table, tx, model.mesh)
-  return checkpoints.restore(step, abstract_state(table, tx, shardings)).params
+  # Parameters alone: this run may have another optimizer.
+  table = decoder.table(model.cfg)
+  shardings = parameters.shardings(table, model.mesh)
+  like = dict(params=parameters.abstract(table, shardings))
+  return checkpoints.restore_part(step, like)["params"]
 
 
 def has_sft(c) -> bool:
@@ -108,8 +113,9 @@ def policy(
 
   Args:
     c: the config.
-    which: 'newest', 'best', a step of RL, or 'sft'. Where RL has not begun,
-      'newest' is the policy of SFT, or without SFT the model of model.path.
+    which: 'newest', 'best', a step of RL, several (see `averaging`), or 'sft'.
+      Where RL has not begun, 'newest' is the policy of SFT, or without SFT the
+      model of model.path.
     model: shapes and devices.
     output: work directory and screen.
 
@@ -122,7 +128,8 @@ def policy(
     params = sft(c, model=model, output=output)
     return params, None, 0, f"the policy of {about}"
   params, critic_params, step = rl(c, which, model=model, output=output)
-  about = f"the policy of step {step} of RL in {output.workdir}"
+  what = f"step {step}" if "," not in which else f"the mean of steps {which}"
+  about = f"the policy of {what} of RL in {output.workdir}"
   return params, critic_params, step, about
 
 
@@ -138,33 +145,39 @@ def rl(
 
   Args:
     c: the config.
-    which: 'newest', 'best', or a step.
+    which: 'newest', 'best', a step, or several steps, which are averaged.
     model: shapes and devices.
     output: work directory and screen.
     base: () -> the parameters that SFT ended with; read with LoRA only; None:
       of `sft`.
 
   Returns:
-    the policy, the critic (None without one), and their step. LoRA factors come
-    joined with their base.
+    the policy, the critic (None without one), and their (last) step. LoRA
+    factors come joined with their base.
 
   Raises:
     RunError: there is no such checkpoint; lists the available ones. Or the base
-      of its LoRA factors has changed.
+      of its LoRA factors has changed, or checkpoints cannot be averaged.
   """
   checkpoints = open_stage(c, output, "rl").checkpoints
+  several = _several(c, which)
   if which == "best":
     step = checkpoints.best()
   elif which == "newest":
     step = checkpoints.newest(output.display.say)
   else:
     step = int(which) if which.isdigit() else None
+  if several:
+    found_all = [s for s in several.steps if not checkpoints.fault(s)]
+    step = several.steps[-1] if len(found_all) == len(several.steps) else None
   if step is None or checkpoints.fault(step):
     complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
     raise RunError(
         f"--step = {which}: no such checkpoint of RL in {output.workdir}"
         f" (there are {complete}; or 'newest', 'best', 'sft')"
     )
+  if several:
+    _require_shapes(checkpoints, several, which)
   # Only the networks are read: no code of the config decides their shapes.
   tables = dict(policy=optimizers.learned_table(c, model.cfg))
   if checkpoints.contents(step)["critic"] is not None:
@@ -177,7 +190,14 @@ def rl(
       )
       for name, table in tables.items()
   }
-  found = checkpoints.restore_part(step, like)
+  if several:
+    read = [
+        functools.partial(checkpoints.restore_part, x, like)
+        for x in several.steps
+    ]
+    found = averaging.combine(several.weights(), read)
+  else:
+    found = checkpoints.restore_part(step, like)
   networks = {name: x["params"] for name, x in found.items()}
   params = networks["policy"]
   if c.lora.rank:
@@ -186,6 +206,46 @@ def rl(
     require_base(checkpoints.host(step), checksums.digest(frozen))
     params = lora.join(frozen, params, optimizers.lora_scale(c))
   return params, networks.get("critic"), step
+
+
+def _several(c, which: str) -> averaging.Average | None:
+  """The steps to average, if `which` names several.
+
+  Raises:
+    RunError: they cannot be averaged.
+  """
+  try:
+    found = averaging.parse(which)
+  except ValueError as e:
+    raise RunError(f"--step = {which}: {e}") from None
+  if found and c.lora.rank:
+    raise RunError(
+        f"--step = {which}: the mean of LoRA factors is not the factors of the"
+        " mean policy: name one step"
+    )
+  return found
+
+
+def _require_shapes(
+    checkpoints: Checkpoints, several: averaging.Average, which: str
+) -> None:
+  """Refuses to average networks of other shapes."""
+
+  def shapes(step: int):
+    found = checkpoints.contents(step)
+    return {
+        name: jax.tree.map(lambda x: tuple(x.shape), found[name]["params"])
+        for name in ("policy", "critic")
+        if found[name] is not None
+    }
+
+  first, *others = several.steps
+  for step in others:
+    if shapes(step) != shapes(first):
+      raise RunError(
+          f"--step = {which}: the networks of step {step} have other shapes"
+          f" than those of step {first}: only equal ones have a mean"
+      )
 
 
 def random_critic(

@@ -120,7 +120,9 @@ class Certificate:
     sampler_BT, mask_BT = rows.rollouts.logps_BT, rows.rollouts.mask_BT
     stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
     known_BT = ~stale_BT | (rows.old_logps_BT != sampler_BT)
-    real_B = rows.age_B == 0 if self._ahead else rows.age_B >= 0
+    real_B = rows.age_B == 0
+    if not self._ahead:  # replayed groups have no stale tokens
+      real_B |= (rows.age_B > 0) & (rows.stale_lengths_B > 0)
     trainer_BT = np.where(stale_BT, rows.old_logps_BT, logps_BT)
     gap = np.abs(sampler_BT - trainer_BT)[mask_BT & known_BT & real_B[:, None]]
     return {"rollout/logp_gap_mean": gap.mean()} if gap.size else {}

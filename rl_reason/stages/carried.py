@@ -1,0 +1,116 @@
+"""The state with which RL continues another run: rl.init.
+
+RL starts from the last parameters of that run, policy and critic, and, with
+rl.init_optimizer, from the moments of its optimizers. All else is new: the
+stream of prompts, coefficients that controllers move, groups that were kept,
+counters, and the schedule of the learning rate, which begins again.
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import TrainState, Tree
+from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.stages import initial_state, trained
+from rl_reason.stages.model import Model, critic_config
+
+# Fields that give the arrays of a policy their shapes and their meaning.
+EQUAL = ("model.", "tokenizer", "lora.")
+
+
+def carry_over(
+    c, state: RLState, *, model: Model, say: Callable[[str], None]
+) -> None:
+  """Puts the last state of the run of config.rl.init into a state of step 0.
+
+  Args:
+    c: the config.
+    state: of step 0; its policy and its critic are replaced.
+    model: shapes and devices.
+    say: shows a line.
+
+  Raises:
+    RunError: that run is not complete, or its networks or optimizers have other
+      shapes.
+  """
+  where = f"rl.init = {c.rl.init}"
+  checkpoints, step = trained.other_checkpoint(
+      c,
+      "rl.init",
+      pathlib.Path(c.rl.init) / "checkpoints" / "rl",
+      EQUAL,
+      "--stage=all",
+      say,
+  )
+  host = checkpoints.host(step)
+  theirs = config_lib.unflat(host["config"])
+  if step != theirs.rl.steps or not host["evaluated"]:
+    raise RunError(
+        f"{where}: RL is at step {step} of {theirs.rl.steps} there; finish that"
+        " run first"
+    )
+  require_base(host, state.base_digest)
+  theirs.mesh = c.mesh
+  critic = critic_config(theirs, model.cfg)
+  like = initial_state.abstract_arrays(
+      theirs, Model(model.cfg, critic, model.mesh)
+  )
+  arrays = checkpoints.restore(step, like)
+  networks = ["policy"]
+  state.policy = _continued(c, where, "policy", state.policy, arrays["policy"])
+  # Where either run has no critic, this run keeps what it has.
+  if state.critic is not None and arrays["critic"] is not None:
+    networks.append("critic")
+    state.critic = _continued(
+        c, where, "critic", state.critic, arrays["critic"]
+    )
+  kept = "with" if c.rl.init_optimizer else "without"
+  say(
+      f"{where}: {' and '.join(networks)} of its step {step}, {kept} the state"
+      " of the optimizer"
+  )
+
+
+def _continued(
+    c, where: str, name: str, own: TrainState, other: TrainState
+) -> TrainState:
+  """A network of step 0 with the parameters, and the moments, of another."""
+  if _shapes(own.params) != _shapes(other.params):
+    raise RunError(f"{where}: its {name} has another shape; make them equal")
+  if not c.rl.init_optimizer:
+    return own.replace(params=other.params)
+  if _shapes(own.opt_state) != _shapes(other.opt_state):
+    raise RunError(
+        f"{where}: the optimizer of its {name} is another one (optimizer.name,"
+        " freeze, clip_norm): set rl.init_optimizer = False, in phases"
+        " refresh=optimizer"
+    )
+  opt_state = with_schedule_of(own.opt_state, other.opt_state)
+  return own.replace(params=other.params, opt_state=opt_state)
+
+
+def with_schedule_of(own: Tree, other: Tree) -> Tree:
+  """The state `other` of an optimizer, whose schedule is where `own` is.
+
+  Moments, and the count by which Adam corrects their bias, are of `other`.
+  """
+
+  def is_schedule(x: Any) -> bool:
+    return isinstance(x, optax.ScaleByScheduleState)
+
+  return jax.tree.map(
+      lambda mine, theirs: mine if is_schedule(mine) else theirs,
+      own,
+      other,
+      is_leaf=is_schedule,
+  )
+
+
+def _shapes(tree: Tree) -> tuple[str, list[tuple[int, ...]]]:
+  return str(jax.tree.structure(tree)), [x.shape for x in jax.tree.leaves(tree)]
