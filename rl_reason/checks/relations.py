@@ -46,6 +46,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     "a verdict": lambda c: (
         facts.environment(c) and "the environment gives the rewards"
     ),
+    "a reward model": lambda c: (
+        not (facts.reward_models(c) or facts.trains_reward_models(c))
+        and "reward.functions names no reward model, and no round trains one"
+    ),
     "SFT in rounds": lambda c: (
         c.generate.keep == "pairs"
         and "a round trains a reward model with generate.keep = 'pairs'"

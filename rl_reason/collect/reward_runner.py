@@ -12,7 +12,8 @@ a semaphore.
 
 import asyncio
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from rl_reason import tasks
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Rollouts, Steps
 from rl_reason.collect import grading
+from rl_reason.collect.running_scores import RunningScores
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, threads
 from rl_reason.tasks.reward_functions import (
@@ -330,6 +332,8 @@ class Rewards:
     models: the reward models by name.
     by_step: whether rewards of steps are kept; else a step counts in the score
       of its response only.
+    running: the running statistics of reward models by name, which standardise
+      their scores in training; evaluations report raw scores.
   """
 
   def __init__(
@@ -338,9 +342,32 @@ class Rewards:
       runner: RewardRunner,
       models: dict[str, Model],
       by_step: bool = False,
+      running: Mapping[str, RunningScores] = types.MappingProxyType({}),
   ):
     self.terms, self.runner, self._models = tuple(terms), runner, models
-    self.by_step = by_step
+    self.by_step, self._running = by_step, running
+
+  def start_step(self) -> None:
+    """Begins the counts of the next training step."""
+    self.runner.reset()
+    for running in self._running.values():
+      running.reset()
+
+  def counts(self) -> dict[str, Any]:
+    """Metrics of the responses since `start_step`."""
+    out: dict[str, Any] = dict(self.runner.counts)
+    for running in self._running.values():
+      out |= running.metrics()
+    return out
+
+  def get_state(self) -> dict[str, Any]:
+    """The running statistics as JSON; {} without."""
+    return {name: x.get_state() for name, x in self._running.items()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Restores `get_state`."""
+    for name, running in self._running.items():
+      running.set_state(state[name])
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
     """Starts a round of responses to these rows."""
@@ -396,10 +423,27 @@ class Rewards:
     functions = RewardRound(self.runner, tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()
-    scores_EB = self.all_scores(functions.scores_UB, rollouts)
+    scores_EB = self._raw_scores(functions.scores_UB, rollouts)
     return np.stack(scores_EB)[:, :count], functions.failures
 
   def all_scores(
+      self, scores_UB: Array, rollouts: Rollouts
+  ) -> tuple[Array, ...]:
+    """The scores of all terms to train on, [B] each.
+
+    Scores of reward models are standardised where there are running statistics,
+    to which these scores are added.
+    """
+    return tuple(
+        self._running[x.name](scores_B, rollouts.ids_B >= 0)
+        if x.name in self._running
+        else scores_B
+        for x, scores_B in zip(
+            self.terms, self._raw_scores(scores_UB, rollouts), strict=True
+        )
+    )
+
+  def _raw_scores(
       self, scores_UB: Array, rollouts: Rollouts
   ) -> tuple[Array, ...]:
     """The scores of all terms, [B] each: by functions, and by models."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from rl_reason.base.structs import Array, Rollouts
 from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
+from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
@@ -27,7 +28,12 @@ def rewards(
       for x in found
       if reward_terms.is_model(x.name)
   }
-  return Rewards(found, runner, models, c.reward.process != "none")
+  running = {
+      x.name: RunningScores(x.label, c.reward.model_clip)
+      for x in found
+      if x.name in models and c.reward.model_scale == "running"
+  }
+  return Rewards(found, runner, models, c.reward.process != "none", running)
 
 
 def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:

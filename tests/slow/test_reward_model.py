@@ -19,7 +19,9 @@ from rl_reason.models import critic
 from rl_reason.stages import (
     classifier,
     demonstrations,
+    interim,
     reward_model,
+    rl,
     scorer,
     trained as trained_lib,
     value,
@@ -172,3 +174,44 @@ def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   assert cfg == trained.session.critic_cfg
   params = start_critic(alone, tmp_path / "b")
   assert digest(params) == digest(trained.params)
+
+
+def run_rl(path, workdir, stop_at=None):
+  """RL of standardised scores alone; returns the policy and the log."""
+  session = make_session(
+      workdir,
+      reward__functions=f"{path}*1",
+      reward__model_scale="running",
+      reward__correct=0.0,
+      reward__incorrect=0.0,
+      dynamic_sampling__enabled=False,
+      dynamic_sampling__max_rounds=10,
+      rl__steps=3,
+  )
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    try:
+      params = call(rl.train, interrupted(session, stop_at), params)
+    finally:
+      session.log.close()
+  return params, tiny_session.logged(workdir)
+
+
+def test_standardised_scores_resume_with_the_same_bits(
+    trained, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  whole, lines = run_rl(trained.path, tmp_path / "whole")
+  with pytest.raises(Stopped):
+    run_rl(trained.path, tmp_path / "parts", stop_at=2)
+  parts, again = run_rl(trained.path, tmp_path / "parts")
+  assert digest(parts) == digest(whole) and again == lines
+  steps = [x for x in lines if x["stage"] == "rl"]
+  name = "reward/reward_model"
+  means = [x[f"{name}/mean"] for x in steps]
+  # All rounds have the same size: the running mean is a mean of means.
+  for step, line in enumerate(steps, 1):
+    expected = np.mean(means[:step])
+    np.testing.assert_allclose(line[f"{name}/running_mean"], expected, 1e-5)
+  assert abs(steps[0]["critic/rewards/mean"]) < 1e-5  # standardised
+  assert {len(set(means)), len(steps)} == {3}
