@@ -100,7 +100,7 @@ def test_training_reads_standardised_and_an_evaluation_raw_scores():
   assert found.counts()["reward/model/mean"] == 3
   rows = [Row("1+1=", "2")] * 2
   state = found.get_state()
-  scores_EB, _ = found.scores_of_all(tiny.TOK, rollouts, rows, 2)
+  scores_EB, _, _ = found.scores_of_all(tiny.TOK, rollouts, rows, 2)
   assert scores_EB.tolist() == [[2, 4], [0.25, 0.5]]
   assert found.get_state() == state  # an evaluation is no part of them
   found.start_step()

@@ -32,7 +32,9 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it
     found.append("rollout.engine.args.transfer")
   rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
-  if any(functions_of_rules(pathlib.Path(x.strip())) for x in rules):
+  foreign = any(functions_of_rules(pathlib.Path(x.strip())) for x in rules)
+  asks = asks_a_judge(str(fields.get("reward.functions", "")))
+  if (foreign or asks) and "reward.functions" not in found:
     found.append("reward.functions")
   task = fields.get("task.name", tasks.FILES)
   if task not in (*tasks.NAMES, tasks.FILES):
@@ -40,6 +42,11 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   if fields.get("environment.name", "") not in ("", *tasks.NAMES):
     found.append("environment.name")
   return found
+
+
+def asks_a_judge(terms: str) -> bool:
+  """Whether responses, and the key of the judge, are sent to a server."""
+  return bool(re.search(r"[(,]\s*judge\s*=", terms))
 
 
 def functions_of_rules(path: pathlib.Path) -> list[str]:

@@ -24,9 +24,9 @@ def rewards(
   found = build_step.terms(c)
   scored = model._replace(mesh=mesh)
   models = {
-      x.name: reward_model(c, x.name, scored, tok, display)
+      name: reward_model(c, name, scored, tok, display)
       for x in found
-      if reward_terms.is_model(x.name)
+      for name in reward_terms.models_of(x.name)
   }
   running = {
       x.name: RunningScores(x.label, c.reward.model_clip)
