@@ -139,7 +139,7 @@ def server():
       if "odd" in text:
         choice = {"message": {"content": "Yes."}}
       elif "please" in text:
-        top = [("yes", 0.6), (" Yes", 0.15), ("No", 0.25), ("x", 0.1)]
+        top = [("yes", 0.4), (" Yes", 0.2), ("No", 0.2), ("x", 0.1)]
         tokens = [dict(token=t, logprob=math.log(p)) for t, p in top]
         choice["logprobs"] = {"content": [{"top_logprobs": tokens}]}
       answer = json.dumps({"choices": [choice]}).encode()
@@ -247,6 +247,18 @@ def two_responses():
 
 BY_MODEL = [0.5, 1 / (1 + math.exp(-2))]  # scores 3 and 5, threshold 3
 TOTAL = [(1 + 3 * BY_MODEL[0]) / 4, 3 * BY_MODEL[1] / 4]
+
+
+def test_shares_come_from_processes_too():
+  terms = reward_terms.terms("constitution*1")
+  runner = RewardRunner(terms, executor="process", workers=1, max_tokens=8)
+  found = Rewards(terms, runner, {})
+  _, kept, _ = found.scores_of_all(
+      tiny.TOK, two_responses(), [PLAIN._replace(columns={"a": 1})] * 2, 2
+  )
+  runner.close()
+  assert kept["constitution/kept/length"].tolist() == [0, 0]  # truncated
+  assert kept["constitution/kept/format"].tolist() == [1, 1]
 
 
 def test_a_reward_model_keeps_a_rule_and_shares_are_logged(rewards):

@@ -23,6 +23,7 @@ LIBRARIES = {"site-packages", "dist-packages"}
 def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   """The fields of a flat config that name code to import."""
   names = [f"{known.field}.name" for known in kinds.KINDS.values()]
+  # The address of a judge has a colon as well: it gets responses, and a key.
   names += ["log.loggers", "reward.functions", "serve.filter"]
   found = [x for x in names if ":" in str(fields.get(x, ""))]
   # The keys of these are files, whose names may contain a colon.
@@ -33,8 +34,7 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
     found.append("rollout.engine.args.transfer")
   rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
   foreign = any(functions_of_rules(pathlib.Path(x.strip())) for x in rules)
-  asks = asks_a_judge(str(fields.get("reward.functions", "")))
-  if (foreign or asks) and "reward.functions" not in found:
+  if foreign and "reward.functions" not in found:
     found.append("reward.functions")
   task = fields.get("task.name", tasks.FILES)
   if task not in (*tasks.NAMES, tasks.FILES):
@@ -45,7 +45,7 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
 
 
 def asks_a_judge(terms: str) -> bool:
-  """Whether responses, and the key of the judge, are sent to a server."""
+  """Whether a constitution among the terms sends responses to a server."""
   return bool(re.search(r"[(,]\s*judge\s*=", terms))
 
 
