@@ -1,11 +1,12 @@
 """Reward functions of text: by hand, rules of a file, functions of users."""
 
+import asyncio
 import json
 
 import pytest
 
 from rl_reason.tasks import Row, reward_terms
-from rl_reason.tasks.reward_functions import Response, number
+from rl_reason.tasks.reward_functions import Response, RewardBatch, number
 
 ROW = Row("5-1+1=", "5", 2)
 
@@ -72,6 +73,20 @@ def test_the_first_tag_may_be_the_end_of_the_prompt():
   assert score("tags", "<think>a</think><answer>b</answer>", row=row) == 0
 
 
+def constitution(name, texts, row=ROW):
+  """The score and the rules of each response, none of which is truncated."""
+  batch = RewardBatch(
+      prompts=[row.prompt] * len(texts),
+      texts=texts,
+      token_ids=[[1, 2]] * len(texts),
+      truncated=[False] * len(texts),
+      rows=[row] * len(texts),
+      max_tokens=4,
+  )
+  function = reward_terms.find(name)
+  return asyncio.run(function.finish(function.start(batch), len(texts)))
+
+
 RULES = [
     {"name": "shows work", "weight": 2, "require": r"\d="},
     {"name": "no excuses", "weight": 1, "forbid": "sorry"},
@@ -86,7 +101,8 @@ RULES = [
 def test_a_constitution_is_the_share_of_rules_kept(text, expected, tmp_path):
   path = tmp_path / "rules.json"
   path.write_text(json.dumps(RULES))
-  assert score(str(path), text) == expected
+  [found] = constitution(str(path), [text])
+  assert found["score"] == expected
 
 
 @pytest.mark.parametrize(

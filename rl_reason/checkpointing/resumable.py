@@ -80,6 +80,7 @@ class NetworkState:
     stream: checkpointable iterator over batches, or stream of prompts.
     counters: generated 'tokens' and 'flops', if the stage samples.
     complete: whether the stage has ended, including its final checks.
+    rewards: `reward_runner.Rewards`, if the stage has them.
     step: number of completed training steps.
   """
 
@@ -87,6 +88,7 @@ class NetworkState:
   stream: Any
   counters: dict[str, float] = dataclasses.field(default_factory=dict)
   complete: bool = False
+  rewards: Any = None
   step: int = 0
 
   def arrays(self) -> Tree:
@@ -96,6 +98,8 @@ class NetworkState:
   def host(self) -> dict[str, Any]:
     """Everything else, as JSON."""
     rest = dict(counters=self.counters, complete=self.complete)
+    if self.rewards is not None and (scores := self.rewards.get_state()):
+      rest["scores"] = scores
     return dict(stream=self.stream.get_state(), **rest)
 
   def restore(self, arrays: Tree, host: dict[str, Any]) -> None:
@@ -103,6 +107,8 @@ class NetworkState:
     self.train, self.complete = arrays, host["complete"]
     self.counters = host["counters"]
     self.stream.set_state(host["stream"])
+    if self.rewards is not None:
+      self.rewards.set_state(host.get("scores", {}))
 
 
 def _noted(host: dict[str, Any]) -> dict[str, Any]:

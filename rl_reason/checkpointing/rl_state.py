@@ -17,8 +17,9 @@ class RLState:
   Attributes:
     policy: parameters (or LoRA factors) and optimizer of the policy.
     critic: of the critic; None without one.
-    collector: `collect.RolloutCollector`; holds the prompt stream and, with
-      partial rollouts, the groups that are not finished.
+    collector: `collect.RolloutCollector`; holds the prompt stream, the running
+      statistics of reward models and, with partial rollouts, the groups that
+      are not finished.
     kept: surplus groups with signal for the next batch; None if discarded.
     history: of recent steps; None unless the advantage asks for it.
     coefs: coefficients that controllers may move: 'kl', 'entropy'.
@@ -72,6 +73,8 @@ class RLState:
     beside = {} if self.ahead is None else dict(ahead=self.ahead.host())
     if self.stream is not None:
       beside["stream"] = self.stream.get_state()
+    if scores := self.collector.rewards.get_state():
+      beside["scores"] = scores
     return beside | dict(
         prompts=self.collector.prompts.get_state(),
         coefs=self.coefs,
@@ -94,6 +97,7 @@ class RLState:
     self.history = sharding.fetch(arrays["history"])
     self.collector.unfinished = sharding.fetch(arrays["unfinished"])
     self.collector.prompts.set_state(host["prompts"])
+    self.collector.rewards.set_state(host.get("scores", {}))
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))

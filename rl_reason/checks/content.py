@@ -71,9 +71,11 @@ def _terms(text: str) -> str:
   """Terms of the reward with hashes for their files; '' if they name none."""
   out, found = [], False
   for part in reward_terms.parts(text):
-    place = part.rpartition("*")[0] or part
+    place, models = part.rpartition("*")[0] or part, []
+    if (rules := place.partition("(")[0]).endswith(".json"):
+      place, models = rules, reward_terms.models_of(rules)
     if pathlib.Path(place).exists():
-      digest = _digest([pathlib.Path(place)])
+      digest = _digest([pathlib.Path(x) for x in (place, *models)])
       part, found = digest + part.removeprefix(place), True
     out.append(part)
   return ",".join(out) if found else ""

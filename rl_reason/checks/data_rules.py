@@ -10,7 +10,7 @@ from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.data import datasets, templates
-from rl_reason.tasks import given, reward_terms
+from rl_reason.tasks import given
 
 
 def task(c) -> Iterator[Rule]:
@@ -169,7 +169,7 @@ def repositories(c) -> Iterator[Rule]:
   texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
-  fetched |= {x.name for x in reward_terms.terms(c.reward.functions)}
+  fetched |= {*facts.reward_models(c)}
   for name in pinned:
     if name not in fetched or pathlib.Path(name).exists():
       yield "hub.revisions", (

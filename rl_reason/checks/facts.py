@@ -239,9 +239,9 @@ def has_types(c) -> bool:
 
 
 def reward_models(c) -> list[str]:
-  """Reward models that reward.functions names."""
+  """Reward models that reward.functions names, also as rules."""
   terms = reward_terms.terms(c.reward.functions)
-  return [x.name for x in terms if reward_terms.is_model(x.name)]
+  return [name for x in terms for name in reward_terms.models_of(x.name)]
 
 
 def trains_reward_models(c) -> bool:

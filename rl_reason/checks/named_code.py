@@ -23,6 +23,7 @@ LIBRARIES = {"site-packages", "dist-packages"}
 def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   """The fields of a flat config that name code to import."""
   names = [f"{known.field}.name" for known in kinds.KINDS.values()]
+  # The address of a judge has a colon as well: it gets responses, and a key.
   names += ["log.loggers", "reward.functions", "serve.filter"]
   found = [x for x in names if ":" in str(fields.get(x, ""))]
   # The keys of these are files, whose names may contain a colon.
@@ -32,7 +33,8 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it
     found.append("rollout.engine.args.transfer")
   rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
-  if any(functions_of_rules(pathlib.Path(x.strip())) for x in rules):
+  foreign = any(functions_of_rules(pathlib.Path(x.strip())) for x in rules)
+  if foreign and "reward.functions" not in found:
     found.append("reward.functions")
   task = fields.get("task.name", tasks.FILES)
   if task not in (*tasks.NAMES, tasks.FILES):
@@ -40,6 +42,11 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   if fields.get("environment.name", "") not in ("", *tasks.NAMES):
     found.append("environment.name")
   return found
+
+
+def asks_a_judge(terms: str) -> bool:
+  """Whether a constitution among the terms sends responses to a server."""
+  return bool(re.search(r"[(,]\s*judge\s*=", terms))
 
 
 def functions_of_rules(path: pathlib.Path) -> list[str]:

@@ -14,6 +14,7 @@ from rl_reason.base.kinds import KINDS
 from rl_reason.base.resume_rules import is_shape
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
+from rl_reason.tasks import reward_terms
 
 _NAMES = {f"{known.field}.name": known for known in KINDS.values()}
 # What fields may need besides other fields -> '', or why it is missing.
@@ -45,6 +46,14 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "a verdict": lambda c: (
         facts.environment(c) and "the environment gives the rewards"
+    ),
+    "a reward model": lambda c: (
+        not facts.trains_reward_models(c)
+        and not any(
+            reward_terms.is_model(x.name)
+            for x in reward_terms.terms(c.reward.functions)
+        )
+        and "reward.functions names no reward model, and no round trains one"
     ),
     "SFT in rounds": lambda c: (
         c.generate.keep == "pairs"

@@ -206,7 +206,7 @@ def process(c) -> Iterator[Rule]:
         " cancel: use returns_by_turn, or reward.process = 'rewards'"
     )
   terms = reward_terms.terms(c.reward.functions)
-  if terms and len(facts.reward_models(c)) == len(terms):
+  if terms and all(reward_terms.is_model(x.name) for x in terms):
     yield "reward.functions", (
         "a reward model judges whole responses: name a function that judges"
         " steps, as 'steps' does, or leave reward.process at 'none'"

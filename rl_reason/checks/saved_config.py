@@ -28,7 +28,7 @@ from rl_reason.checks import (
     text_rules,
 )
 from rl_reason.data import datasets
-from rl_reason.tasks import reward_terms
+from rl_reason.tasks import constitutions, reward_terms
 
 # Paths, which may name another place of equal files.
 PLACES = ("model.path", "sft.reuse")
@@ -291,8 +291,10 @@ def _why_lost(name: str, workdir: pathlib.Path) -> str:
   if reward_terms.is_model(name):
     return ""
   named = [name.partition("(")[0]]
-  if name.endswith(".json"):
-    named = named_code.functions_of_rules(pathlib.Path(name))
+  if (rules := constitutions.of_term(name)) is not None:
+    if named_code.asks_a_judge(name):
+      return "it sends responses to a server"
+    named = named_code.functions_of_rules(rules)
   for function in named:
     if ":" in function:
       if why := named_code.why_foreign(function, workdir):

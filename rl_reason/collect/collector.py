@@ -106,13 +106,13 @@ class RolloutCollector:
     self.held = []
     self.stats.clear()
     self.doubtful.clear()
-    self.rewards.runner.reset()
+    self.rewards.start_step()
 
   def counts(self) -> dict[str, Any]:
     """Counts since `start_step`, as JSON; 'doubtful' lists responses."""
     return dict(
         held=checksums.answers(self.held),
-        functions=dict(self.rewards.runner.counts),
+        functions=self.rewards.counts(),
         failures={"train/verifier_failures": self.failures},
         responses=self.stats.metrics()
         | self.doubtful.counts()

@@ -11,8 +11,10 @@ a semaphore.
 """
 
 import asyncio
+import re
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from rl_reason import tasks
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Rollouts, Steps
 from rl_reason.collect import grading
+from rl_reason.collect.running_scores import RunningScores
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, threads
 from rl_reason.tasks.reward_functions import (
@@ -68,6 +71,27 @@ class RewardRunner:
     self.terms = [x for x in terms if not reward_terms.is_model(x.name)]
     self.max_tokens = max_tokens
     self._functions = [reward_terms.find(x.name) for x in self.terms]
+    # The rules of constitutions that functions and judges keep: number of the
+    # function, name of the rule, name in metrics.
+    self.rules = [
+        (f, rule, rule_name(term, rule))
+        for f, (term, x) in enumerate(
+            zip(self.terms, self._functions, strict=True)
+        )
+        for rule in getattr(x.function, "rules", ())
+    ]
+    # The rules that reward models keep, of each constitution.
+    self.model_rules = {
+        x.name: getattr(x.function, "models", ()) for x in self._functions
+    }
+    for term, x in zip(self.terms, self._functions, strict=True):
+      if show and (lost := getattr(x.function, "left_out", ())):
+        show(
+            f"{term.label}: rules that ask a judge are left out:"
+            f" {', '.join(lost)}; name a server to keep them, as in"
+            f" reward.functions = \"{term.name.partition('(')[0]}"
+            "(judge='http://localhost:8000/v1')\""
+        )
     self._failures = [
         tasks.Failures(f"the reward function {x.name}", show)
         for x in self.terms
@@ -95,6 +119,7 @@ class RewardRunner:
   def reset(self) -> None:
     """Resets the counts."""
     self.counts: dict[str, int] = {}
+    self._kept: dict[str, tuple[float, int]] = {}
     for term, function in zip(self.terms, self._functions, strict=True):
       self.counts[f"reward/{term.label}/failures"] = 0
       if function.form == "completions":
@@ -138,6 +163,28 @@ class RewardRunner:
     if failure:
       return [Failed(f"its process failed: {failure}")] * len(batch.rows)
     return [Failed(x) if isinstance(x, str) else x for x in value]
+
+  def note_rules(
+      self, names: Sequence[str], kept_RB: Array | Sequence[Array]
+  ) -> None:
+    """Counts how far responses keep rules; NaN is not known.
+
+    Args:
+      names: of the rules, in metrics.
+      kept_RB: by rule, from 0 to 1.
+    """
+    for name, kept_B in zip(names, kept_RB, strict=True):
+      known = kept_B[np.isfinite(kept_B)].astype(np.float64)
+      total, count = self._kept.get(name, (0.0, 0))
+      self._kept[name] = total + float(known.sum()), count + known.size
+
+  def shares(self) -> dict[str, float]:
+    """The mean of how far each rule was kept since `reset`, by its metric."""
+    return {
+        f"reward/{name}": total / count
+        for name, (total, count) in self._kept.items()
+        if count
+    }
 
   def note(self, states_UB: Array, reasons: list[Failed | None]) -> int:
     """Counts the failures of a round, on all processes alike.
@@ -192,6 +239,7 @@ class RewardRound:
     tok: the tokenizer.
     rows_B: the row of each response.
     by_step: whether rewards of steps are kept.
+    counts: whether the shares of rules are metrics of the training step.
 
   Attributes:
     scores_UB: float32 by function; NaN where it failed; valid after `wait`.
@@ -199,6 +247,8 @@ class RewardRound:
       they are not kept; valid after `wait`, as all below.
     judged_UB: whether a function has given a response rewards by step.
     ends_TB: bool, the last token of each step.
+    kept_RB: how far the response keeps each rule of `RewardRunner.rules`, NaN
+      where it is not known.
     failures: the number of failures.
   """
 
@@ -208,9 +258,10 @@ class RewardRound:
       tok: Any,
       rows_B: Sequence[Row],
       by_step: bool = False,
+      counts: bool = False,
   ):
     self._runner, self._tok, self._rows_B = runner, tok, rows_B
-    self._by_step = by_step
+    self._by_step, self._counts = by_step, counts
     self._pending: list = []
     self._begun_B = np.zeros(len(rows_B), bool)
     self._owner_B = np.zeros(len(rows_B), int)
@@ -220,6 +271,7 @@ class RewardRound:
     tokens = runner.max_tokens if by_step else 0
     self.rewards_UTB = np.zeros((shape[0], tokens, shape[1]), np.float32)
     self.ends_TB = np.zeros((tokens, shape[1]), bool)
+    self.kept_RB = np.full((len(runner.rules), shape[1]), np.nan, np.float32)
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
     """Starts the functions on newly finished groups of all responses so far.
@@ -305,6 +357,10 @@ class RewardRound:
             states_UB[f, b] = NOT_APPLICABLE
           else:
             self.scores_UB[f, b] = number(score)
+            if isinstance(score, dict):
+              for r, (function, rule, _) in enumerate(runner.rules):
+                if function == f:
+                  self.kept_RB[r, b] = score["rules"][rule]
             if self._by_step and isinstance(score, list):
               self.judged_UB[f, b] = True
               for t, reward in score:  # a token may end several steps
@@ -314,11 +370,21 @@ class RewardRound:
     states_UB, self.scores_UB = grading.exchange(
         self._owner_B, states_UB, self.scores_UB
     )
+    if runner.rules:
+      [self.kept_RB] = grading.exchange(self._owner_B, self.kept_RB)
+    if self._counts:
+      names = [name for _, _, name in runner.rules]
+      runner.note_rules(names, self.kept_RB[:, self._begun_B])
     if self._by_step:
       self.rewards_UTB, self.judged_UB, self.ends_TB = grading.exchange(
           self._owner_B, self.rewards_UTB, self.judged_UB, self.ends_TB
       )
     self.failures = runner.note(states_UB[:, self._begun_B], reasons)
+
+
+def rule_name(term: Term, rule: str) -> str:
+  """The name of a rule in metrics, below reward/."""
+  return f"{term.label}/kept/{re.sub(r'[^-A-Za-z0-9_.]+', '_', rule)}"
 
 
 class Rewards:
@@ -330,6 +396,8 @@ class Rewards:
     models: the reward models by name.
     by_step: whether rewards of steps are kept; else a step counts in the score
       of its response only.
+    running: the running statistics of reward models by name, which standardise
+      their scores in training; evaluations report raw scores.
   """
 
   def __init__(
@@ -338,13 +406,36 @@ class Rewards:
       runner: RewardRunner,
       models: dict[str, Model],
       by_step: bool = False,
+      running: Mapping[str, RunningScores] = types.MappingProxyType({}),
   ):
     self.terms, self.runner, self._models = tuple(terms), runner, models
-    self.by_step = by_step
+    self.by_step, self._running = by_step, running
+
+  def start_step(self) -> None:
+    """Begins the counts of the next training step."""
+    self.runner.reset()
+    for running in self._running.values():
+      running.reset()
+
+  def counts(self) -> dict[str, Any]:
+    """Metrics of the responses since `start_step`."""
+    out = self.runner.counts | self.runner.shares()
+    for running in self._running.values():
+      out |= running.metrics()
+    return out
+
+  def get_state(self) -> dict[str, Any]:
+    """The running statistics as JSON; {} without."""
+    return {name: x.get_state() for name, x in self._running.items()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Restores `get_state`."""
+    for name, running in self._running.items():
+      running.set_state(state[name])
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
     """Starts a round of responses to these rows."""
-    return RewardRound(self.runner, tok, rows_B, self.by_step)
+    return RewardRound(self.runner, tok, rows_B, self.by_step, counts=True)
 
   @property
   def labels(self) -> list[str]:
@@ -363,7 +454,7 @@ class Rewards:
 
     The arguments are those of `scores_of_all`.
     """
-    scores_EB, failures = self.scores_of_all(tok, rollouts, rows_B, count)
+    scores_EB, _, failures = self.scores_of_all(tok, rollouts, rows_B, count)
     return self.total(scores_EB), failures
 
   def total(self, scores_EB: Array) -> Array:
@@ -377,7 +468,7 @@ class Rewards:
 
   def scores_of_all(
       self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
-  ) -> tuple[Array, int]:
+  ) -> tuple[Array, dict[str, Array], int]:
     """The scores of all terms for complete responses.
 
     Args:
@@ -388,28 +479,61 @@ class Rewards:
       count: number of real responses, which come first.
 
     Returns:
-      the scores [E, count], NaN where a function failed; and the number of
-      failures.
+      the scores [E, count], raw, NaN where a function failed; how far responses
+      keep each rule of a constitution [count], by the name of the rule in
+      metrics; and the number of failures.
     """
     if not self.terms:  # SFT on rows without a verifier
-      return np.zeros((0, count)), 0
+      return np.zeros((0, count)), {}, 0
     functions = RewardRound(self.runner, tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()
-    scores_EB = self.all_scores(functions.scores_UB, rollouts)
-    return np.stack(scores_EB)[:, :count], functions.failures
+    scores_EB, kept = self._raw_scores(functions.scores_UB, rollouts)
+    names = [name for _, _, name in self.runner.rules]
+    kept |= zip(names, functions.kept_RB, strict=True)
+    kept = {name: kept_B[:count] for name, kept_B in kept.items()}
+    return np.stack(scores_EB)[:, :count], kept, functions.failures
 
   def all_scores(
       self, scores_UB: Array, rollouts: Rollouts
   ) -> tuple[Array, ...]:
-    """The scores of all terms, [B] each: by functions, and by models."""
-    of_functions = iter(scores_UB)
+    """The scores of all terms to train on, [B] each.
+
+    Scores of reward models are standardised where there are running statistics,
+    to which these scores are added.
+    """
+    scores_EB, kept = self._raw_scores(scores_UB, rollouts)
+    real_B = rollouts.ids_B >= 0
+    if kept:
+      self.runner.note_rules([*kept], [x_B[real_B] for x_B in kept.values()])
     return tuple(
-        np.asarray(self._models[x.name](rollouts), np.float32)
-        if x.name in self._models
-        else next(of_functions)
-        for x in self.terms
+        self._running[x.name](scores_B, real_B)
+        if x.name in self._running
+        else scores_B
+        for x, scores_B in zip(self.terms, scores_EB, strict=True)
     )
+
+  def _raw_scores(
+      self, scores_UB: Array, rollouts: Rollouts
+  ) -> tuple[list[Array], dict[str, Array]]:
+    """The scores of all terms, [B] each, and of the rules of reward models."""
+    of_functions = iter(scores_UB)
+    scores_EB: list[Array] = []
+    kept: dict[str, Array] = {}
+    for term in self.terms:
+      if term.name in self._models:
+        found_B = self._models[term.name](rollouts)
+        scores_EB.append(np.asarray(found_B, np.float32))
+        continue
+      score_B = next(of_functions)
+      for rule in self.runner.model_rules[term.name]:
+        found_B = np.asarray(self._models[rule.model](rollouts), np.float32)
+        # The sigmoid, as a hyperbolic tangent, which overflows nowhere.
+        kept_B = 0.5 * (1 + np.tanh((found_B - rule.threshold) / 2))
+        kept[rule_name(term, rule.rule)] = kept_B
+        score_B = score_B + np.float32(rule.share) * kept_B
+      scores_EB.append(score_B)
+    return scores_EB, kept
 
   def steps(self, found: RewardRound) -> Steps | None:
     """The process rewards of a round; None if they are not kept."""

@@ -74,6 +74,7 @@ class Responses(NamedTuple):
   turns_NG: np.ndarray | None = None
   returns_NG: np.ndarray | None = None
   terms_NG: dict[str, np.ndarray] = {}
+  rules_NG: dict[str, np.ndarray] = {}
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -122,6 +123,7 @@ def respond(
   """
   verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
   terms_EB: list[np.ndarray] = []
+  rules: list[dict[str, np.ndarray]] = []
   rewards_B: list[np.ndarray] = []
   played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
@@ -139,8 +141,11 @@ def respond(
     if rewards is not None:
       rows_B = [row for row in filled for _ in range(group_size)]
       count = len(part) * group_size
-      found_EB, failed = rewards().scores_of_all(tok, rollouts, rows_B, count)
+      found_EB, kept, failed = rewards().scores_of_all(
+          tok, rollouts, rows_B, count
+      )
       terms_EB.append(found_EB)
+      rules.append(kept)
       if not verified:
         rewards_B.append(rewards().total(found_EB))
       failures += failed
@@ -210,6 +215,10 @@ def respond(
       terms_NG={
           label: scores_B.reshape(shape)
           for label, scores_B in zip(labels, scores_EB, strict=True)
+      },
+      rules_NG={
+          rule: np.concatenate([x[rule] for x in rules]).reshape(shape)
+          for rule in (rules[0] if rules else ())
       },
       turns_NG=np.concatenate(played)[..., 0] if played else None,
       returns_NG=np.concatenate(played)[..., 1] if played else None,
@@ -292,6 +301,10 @@ def summarize(
       mean, half = mean_interval(known_N)
       out[f"val-aux/{name}/reward/{label}/mean"] = mean
       out[f"val-aux/{name}/reward/{label}/mean/ci95"] = half
+  for rule, kept_NG in responses.rules_NG.items():
+    known = kept_NG[:, :-1][np.isfinite(kept_NG[:, :-1])]
+    if known.size:
+      out[f"val-aux/{name}/reward/{rule}"] = float(known.mean())
   for level in levels(responses, mean_of):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean

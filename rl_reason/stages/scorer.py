@@ -5,6 +5,7 @@ from typing import Any
 
 from rl_reason.base.structs import Array, Rollouts
 from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
+from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
@@ -23,11 +24,16 @@ def rewards(
   found = build_step.terms(c)
   scored = model._replace(mesh=mesh)
   models = {
-      x.name: reward_model(c, x.name, scored, tok, display)
+      name: reward_model(c, name, scored, tok, display)
       for x in found
-      if reward_terms.is_model(x.name)
+      for name in reward_terms.models_of(x.name)
   }
-  return Rewards(found, runner, models, c.reward.process != "none")
+  running = {
+      x.name: RunningScores(x.label, c.reward.model_clip)
+      for x in found
+      if x.name in models and c.reward.model_scale == "running"
+  }
+  return Rewards(found, runner, models, c.reward.process != "none", running)
 
 
 def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:

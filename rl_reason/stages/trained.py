@@ -362,8 +362,9 @@ def check_classifiers(c, *, model: Model, tok: Any) -> None:
     ConfigError, RunError: names the field and the remedy.
   """
   for term in reward_terms.terms(c.reward.functions):
-    if reward_terms.is_model(term.name) and classifier.is_classifier(term.name):
-      classifier.find(c, term.name, "reward.functions", tok)
+    for name in reward_terms.models_of(term.name):
+      if classifier.is_classifier(name):
+        classifier.find(c, name, "reward.functions", tok)
   if c.critic.init == "exported" and classifier.is_classifier(c.critic.path):
     _critic_source(c, model, tok)
 

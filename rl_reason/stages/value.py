@@ -105,6 +105,7 @@ def run(
       abstract_state(critic.table(critic_cfg), tx, shardings),
       collector.prompts,
       resources.no_counters(),
+      rewards=rewards,
   )
   stage = open_stage(c, output, "value")
   fields, limit = config_lib.flat(c), c.rl.max_steps_without_update

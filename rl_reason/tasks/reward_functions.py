@@ -74,7 +74,8 @@ class Failed(str):
 # (end, reward) of each step; ends increase.
 Steps = list[tuple[int, float]]
 # None, as in TRL: the function does not apply to the response.
-Score = float | None | Failed | Steps
+# A dict is of a constitution: the score, and how far each rule is kept.
+Score = float | None | Failed | Steps | dict[str, Any]
 # Inputs of a function in TRL's form that are no columns of the data.
 _OF_TRL = ("prompts", "completions", "completion_ids")
 
@@ -115,15 +116,9 @@ class RewardFunction(NamedTuple):
       return [_attempt(self.function, batch)]
     if self.form == "completions":
       return [_attempt(self._call_of_trl, batch)]
-    responses = [
-        Response(text, len(ids) / batch.max_tokens, truncated)
-        for text, ids, truncated in zip(
-            batch.texts, batch.token_ids, batch.truncated, strict=True
-        )
-    ]
     return [
         _attempt(self.function, *pair)
-        for pair in zip(responses, batch.rows, strict=True)
+        for pair in zip(responses(batch), batch.rows, strict=True)
     ]
 
   async def finish(self, started: list[Any], count: int) -> list[Score]:
@@ -145,6 +140,9 @@ class RewardFunction(NamedTuple):
       return value
     if value is None and self.form == "completions":
       return None
+    if isinstance(value, dict) and value.keys() == {"score", "rules"}:
+      number = self._score(value["score"])  # of a constitution
+      return number if isinstance(number, Failed) else value
     if isinstance(value, list | tuple):
       found = _attempt(_steps, value)
       return Failed(f"returned {found}") if isinstance(found, str) else found
@@ -207,8 +205,20 @@ def _steps(value: Sequence) -> Steps | str:
   return out
 
 
-def number(score: float | Steps) -> float:
+def responses(batch: RewardBatch) -> list[Response]:
+  """The inputs of a function of one response."""
+  return [
+      Response(text, len(ids) / batch.max_tokens, truncated)
+      for text, ids, truncated in zip(
+          batch.texts, batch.token_ids, batch.truncated, strict=True
+      )
+  ]
+
+
+def number(score: float | Steps | dict[str, Any]) -> float:
   """The number of a response: its steps count with the sum of their rewards."""
+  if isinstance(score, dict):
+    return score["score"]
   if isinstance(score, list | tuple):
     return math.fsum(reward for _, reward in score)
   return score

@@ -4,9 +4,10 @@ The config lists the terms that are added to the verdict of the verifier:
 
   reward.functions = "my_rewards:score,my_rewards:judge(limit=9)*0.5,length*-1"
 
-A term is a function of `reward_functions.py`, a function of the user
-(`my_rewards:judge`), a JSON file of rules, a constitution (`rules.json`), or a
-reward model (`DIR`, `OWNER/REPOSITORY`), see `stages/scorer.py`.
+A term is a function of `reward_functions.py` or `answer_rules.py`, a function
+of the user (`my_rewards:judge`), a JSON file of rules (`rules.json`, or
+`constitution` of the package), see `constitutions.py`, or a reward model
+(`DIR`, `OWNER/REPOSITORY`), see `stages/scorer.py`.
 Arguments are literals in parentheses. The weight follows an asterisk, and is 1
 without one; `*W0..W1` moves it linearly from W0 to W1 over the run.
 """
@@ -14,23 +15,29 @@ without one; `*W0..W1` moves it linearly from W0 to W1 over the run.
 import ast
 import asyncio
 import functools
-import json
+import inspect
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rl_reason.base import fields, functions
-from rl_reason.tasks import Row, reward_functions
+from rl_reason.tasks import (
+    Row,
+    answer_rules,
+    constitutions,
+    judge as judges,
+    reward_functions,
+)
 from rl_reason.tasks.reward_functions import (
-    NAMES,
     RewardBatch,
     RewardFunction,
     Score,
     form_of,
 )
+
+NAMES = (*reward_functions.NAMES, *answer_rules.NAMES)
 
 
 def is_model(name: str) -> bool:
@@ -46,18 +53,17 @@ def find(text: str) -> RewardFunction:
     ValueError: there is no such function, it does not take the arguments, or
       its signature has none of the forms of `reward_functions`.
   """
-  if text.endswith(".json"):
-    rules = constitution(pathlib.Path(text))
-    return RewardFunction(text, rules, "response")
+  if rules := rules_of(text):
+    return RewardFunction(text, rules, "batch")
   name, mark, arguments = text.partition("(")
   if name not in NAMES and ":" not in name:
     raise ValueError(
-        f"{name!r} is none of {', '.join(NAMES)}, no 'module:function', no"
-        " .json file, and no directory or hub id of a reward model"
+        f"{name!r} is none of {', '.join(NAMES)}, no 'module:function', not"
+        " 'constitution', no .json file, and no directory or hub id of a reward"
+        " model"
     )
-  function = (
-      getattr(reward_functions, name) if name in NAMES else functions.load(name)
-  )
+  place = answer_rules if name in answer_rules.NAMES else reward_functions
+  function = getattr(place, name) if name in NAMES else functions.load(name)
   if not callable(function):
     raise ValueError(f"{name!r} is not a function")
   form, given = form_of(name, function), keywords(text) if mark else {}
@@ -70,48 +76,39 @@ def find(text: str) -> RewardFunction:
   return RewardFunction(text, bound, form)
 
 
-def constitution(path: pathlib.Path) -> Callable:
-  """A reward function: the weighted share of rules that a response satisfies.
-
-  The file is a JSON list of rules, each with a `name`, a `weight`, and one of
-  `require` (a regular expression that must match), `forbid` (one that must not)
-  or `function` (of one response, as in the config).
+def rules_of(text: str) -> constitutions.Constitution | None:
+  """The constitution of a term of the config; None of other terms.
 
   Raises:
-    ValueError: the file is no list of such rules; the text names the rule.
+    ValueError: its file is no list of rules, or its arguments are not those of
+      a judge.
   """
+  path = constitutions.of_term(text)
+  if path is None:
+    return None
+  given = keywords(text) if "(" in text else {}
+  judge = None
+  if given:
+    known = inspect.signature(judges.Judge).parameters
+    try:
+      judge = judges.Judge(given.pop("judge"), **given)
+    except (KeyError, TypeError):
+      raise ValueError(
+          f"{text}: the arguments of a constitution are judge, the address of a"
+          f" server, and {', '.join([*known][1:])}"
+      ) from None
+  return constitutions.Constitution(path, judge, find)
+
+
+def models_of(text: str) -> list[str]:
+  """The reward models of a term: the term itself, or of its rules."""
+  if is_model(text):
+    return [text]
   try:
-    rules = json.loads(path.read_text(encoding="utf-8"))
-    parts = [(float(rule["weight"]), _rule(rule)) for rule in rules]
-  except (OSError, KeyError, TypeError, re.error, ValueError) as e:
-    raise ValueError(f"{path}: is not a list of rules ({e!r})") from None
-  total = sum(weight for weight, _ in parts)
-  if total <= 0 or any(weight < 0 for weight, _ in parts):
-    raise ValueError(f"{path}: weights must be positive")
-  return lambda response, row: (
-      sum(weight * part(response, row) for weight, part in parts) / total
-  )
-
-
-def _rule(rule: dict) -> Callable:
-  kind = next((x for x in ("require", "forbid", "function") if x in rule), "")
-  if set(rule) != {"name", "weight", kind}:
-    raise ValueError(
-        f"rule {rule.get('name')!r}: needs name, weight, and one of require,"
-        " forbid, function"
-    )
-  if kind == "function":
-    found = find(rule["function"])
-    if found.form != "response":
-      raise ValueError(f"{found.name}: a rule needs (response, row)")
-    function = found.function
-    return lambda response, row: reward_functions.number(
-        function(response, row)
-    )
-  pattern, wanted = re.compile(rule[kind]), kind == "require"
-  return lambda response, row: float(
-      bool(pattern.search(response.text)) == wanted
-  )
+    rules = rules_of(text)
+  except ValueError:  # refused where the term is found
+    return []
+  return [x.model for x in rules.models] if rules else []
 
 
 def keywords(text: str) -> dict[str, Any]:
@@ -151,6 +148,8 @@ class Term(NamedTuple):
   def label(self) -> str:
     """Name in metrics: without directories and suffix."""
     name, mark, arguments = self.name.partition("(")
+    if constitutions.of_term(self.name):
+      mark = arguments = ""  # the address of a judge
     return pathlib.PurePath(name).name.removesuffix(".json") + mark + arguments
 
 

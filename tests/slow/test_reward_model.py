@@ -19,7 +19,9 @@ from rl_reason.models import critic
 from rl_reason.stages import (
     classifier,
     demonstrations,
+    interim,
     reward_model,
+    rl,
     scorer,
     trained as trained_lib,
     value,
@@ -110,23 +112,28 @@ def test_a_stopped_stage_ends_with_the_same_bits(trained, tmp_path):
   assert digest(train_model(tmp_path / "a").params) == digest(trained.params)
 
 
+def rollouts_of_pair(session):
+  """The pair as a reward reads it, and packed."""
+  tokens_BL, start_B, mask_BT = pack_pair(session)
+  rollouts = Rollouts(
+      tokens_BL=tokens_BL,
+      start_B=start_B,
+      ids_B=np.arange(2),
+      mask_BT=mask_BT,
+      logps_BT=np.zeros(mask_BT.shape, np.float32),
+      lengths_B=mask_BT.sum(1),
+      truncated_B=np.zeros(2, bool),
+  )
+  return rollouts, padded.micro(tokens_BL, start_B, mask_BT)
+
+
 def test_it_is_a_term_of_the_reward(trained, tmp_path):
   session = make_session(
       tmp_path / "a", reward__functions=f"{trained.path}*0.5"
   )
   with jax.set_mesh(session.mesh):
-    tokens_BL, start_B, mask_BT = pack_pair(session)
-    rollouts = Rollouts(
-        tokens_BL=tokens_BL,
-        start_B=start_B,
-        ids_B=np.arange(2),
-        mask_BT=mask_BT,
-        logps_BT=np.zeros(mask_BT.shape, np.float32),
-        lengths_B=mask_BT.sum(1),
-        truncated_B=np.zeros(2, bool),
-    )
+    rollouts, packed = rollouts_of_pair(session)
     scores_B = call(scorer.reward_model, session, str(trained.path))(rollouts)
-    packed = padded.micro(tokens_BL, start_B, mask_BT)
     expected_B = scores_of(trained.params, session.critic_cfg, packed)
   np.testing.assert_allclose(sharding.fetch(scores_B), expected_B, rtol=1e-4)
   assert np.ptp(expected_B) > 0.1
@@ -172,3 +179,61 @@ def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   assert cfg == trained.session.critic_cfg
   params = start_critic(alone, tmp_path / "b")
   assert digest(params) == digest(trained.params)
+
+
+def run_rl(path, workdir, stop_at=None):
+  """RL of standardised scores alone; returns the policy and the log."""
+  session = make_session(
+      workdir,
+      reward__functions=f"{path}*1",
+      reward__model_scale="running",
+      reward__correct=0.0,
+      reward__incorrect=0.0,
+      dynamic_sampling__enabled=False,
+      dynamic_sampling__max_rounds=10,
+      rl__steps=3,
+  )
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    try:
+      params = call(rl.train, interrupted(session, stop_at), params)
+    finally:
+      session.log.close()
+  return params, tiny_session.logged(workdir)
+
+
+def test_standardised_scores_resume_with_the_same_bits(
+    trained, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  whole, lines = run_rl(trained.path, tmp_path / "whole")
+  with pytest.raises(Stopped):
+    run_rl(trained.path, tmp_path / "parts", stop_at=2)
+  parts, again = run_rl(trained.path, tmp_path / "parts")
+  assert digest(parts) == digest(whole) and again == lines
+  steps = [x for x in lines if x["stage"] == "rl"]
+  name = "reward/reward_model"
+  means = [x[f"{name}/mean"] for x in steps]
+  # All rounds have the same size: the running mean is a mean of means.
+  for step, line in enumerate(steps, 1):
+    expected = np.mean(means[:step])
+    np.testing.assert_allclose(line[f"{name}/running_mean"], expected, 1e-5)
+  assert abs(steps[0]["critic/rewards/mean"]) < 1e-5  # standardised
+  assert {len(set(means)), len(steps)} == {3}
+
+
+def test_it_keeps_a_rule_of_a_constitution(trained, tmp_path):
+  """With the probability that the response is preferred to one of score 1."""
+  rules = tmp_path / "rules.json"
+  rule = {"name": "a", "weight": 2, "model": str(trained.path), "threshold": 1}
+  rules.write_text(json.dumps([rule]))
+  session = make_session(tmp_path / "a", reward__functions=f"{rules}*0.5")
+  with jax.set_mesh(session.mesh):
+    rollouts, packed = rollouts_of_pair(session)
+    rewards, no_rules = session.rewards, np.zeros((1, 2), np.float32)
+    (found_B,) = rewards.all_scores(no_rules, rollouts)
+    scores_B = scores_of(trained.params, session.critic_cfg, packed)
+  kept_B = 1 / (1 + np.exp(1 - sharding.fetch(scores_B)))
+  np.testing.assert_allclose(found_B, kept_B, rtol=1e-4)
+  share = rewards.counts()["reward/rules/kept/a"]
+  np.testing.assert_allclose(share, kept_B.mean(), rtol=1e-4)
