@@ -183,6 +183,8 @@ def add(c) -> None:
   extend(
       "loss",
       length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
+      # Coefficient of the NLL of what environments answer; 0 is off.
+      observation_nll=number(0.0, low=0, needs="an environment"),
       entropy_controller=function("entropy_controller"),  # adaptive
       top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
       # Load balance of experts, also of SFT.
@@ -226,6 +228,12 @@ def add(c) -> None:
       "streams",
       sft=number(0.0, low=0),  # coefficient of the NLL of SFT's rows; 0 is off
       sft_batch=number(64, low=1, needs="streams.sft"),  # an optimizer step
+      text=number(0.0, low=0),  # coefficient of the NLL of plain text; 0 is off
+      # Rows of rollout.max_prompt + rollout.max_tokens, an optimizer step.
+      text_batch=number(64, low=1, needs="streams.text"),
+      # Sources with a column `text`, as in data.train, or files that end in
+      # .txt.
+      text_sources=path(needs="streams.text"),
   )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",

@@ -116,6 +116,7 @@ MOVABLE = (
     "critic.path",
     "sft.reuse",
     "sft.samples",
+    "streams.text_sources",
     "reward_model.samples",
     "reward_model.init",
     "reward.functions",

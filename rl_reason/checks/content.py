@@ -38,7 +38,7 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
 def content(config, name: str) -> str:
   """A hash of the local files that a field names; '' if there are none."""
   value = config_lib.at(config, name)
-  if name.startswith("data.") or name.endswith(".samples"):
+  if name.startswith("data.") or name.endswith((".samples", "_sources")):
     use = "test" if name == "data.evaluate" else "train"
     try:
       parsed, parts = datasets.parse_all(value, use), []

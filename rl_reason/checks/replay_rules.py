@@ -112,9 +112,9 @@ def check(own, c) -> None:
     if one.kl.kind == "full":
       why = "--stage=replay takes no gradient over the whole vocabulary"
       lines.append(rules.line(one, "kl.kind", why))
-    if one.streams.sft:
+    for name in facts.streams(one):
       why = "--stage=replay has the gradient of RL alone"
-      lines.append(rules.line(one, "streams.sft", why))
+      lines.append(rules.line(one, f"streams.{name}", why))
   if lines:
     raise ConfigError(*lines)
 

@@ -52,7 +52,10 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
-    **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
+    **{
+        x: _samples(x)
+        for x in ("sft.samples", "reward_model.samples", "streams.text_sources")
+    },
     **{
         x: _mixture(x)
         for x in (

@@ -50,7 +50,7 @@ from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.stages.reference import of_kl
-from rl_reason.stages.streams import demonstrations
+from rl_reason.stages.streams import beside_rl
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
@@ -177,7 +177,7 @@ def train(
   ref_logps, compared = of_kl(
       c, policy(reference), trainer_logps, model=model, tok=tok, output=output
   )
-  state.stream = demonstrations(
+  state.stream = beside_rl(
       c,
       mesh,
       display,
