@@ -152,6 +152,26 @@ def add(c) -> None:
               "rounds.count": "each round has its own reference",
           },
       ),
+      # What the reference reads in place of the prompt, with {prompt} and
+      # {answer} or {solution}: privileged information.
+      privileged=field(
+          "",
+          needs="kl.kind",
+          not_with={
+              "rollout.replay_routing": "the reference has tokens of its own",
+          },
+      ),
+      # Tokens of that prompt; 0: twice rollout.max_prompt.
+      max_prompt=number(0, low=0, needs="kl.privileged"),
+      # The policy whose parameters the reference has: of the start of RL, or
+      # of the step.
+      self_teacher=choice(
+          *("initial", "current"),
+          needs="kl.privileged",
+          not_with={
+              "kl.reference": "a teacher has the parameters of its checkpoint"
+          },
+      ),
       # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
       jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
       controller=function(  # adaptive: to a target KL

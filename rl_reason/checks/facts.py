@@ -157,8 +157,19 @@ def packed_rows(c, num_shards: int = 1) -> int:
     c: the config.
     num_shards: shards of the rows; each has a token budget of its own.
   """
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  return num_shards * max(c.updates.token_budget // length, 1)
+  return num_shards * max(c.updates.token_budget // row_slots(c), 1)
+
+
+def prompt_slots(c) -> int:
+  """Tokens of the longest prompt that a model reads in training."""
+  if not c.kl.privileged:
+    return c.rollout.max_prompt
+  return c.kl.max_prompt or 2 * c.rollout.max_prompt
+
+
+def row_slots(c) -> int:
+  """Tokens of a packed row of RL."""
+  return prompt_slots(c) + c.rollout.max_tokens
 
 
 def lora_targets(c) -> tuple[str, ...]:

@@ -112,6 +112,9 @@ def check(own, c) -> None:
     if one.kl.kind == "full":
       why = "--stage=replay takes no gradient over the whole vocabulary"
       lines.append(rules.line(one, "kl.kind", why))
+    if one.kl.privileged:
+      why = "--stage=replay reads no prompts of the reference"
+      lines.append(rules.line(one, "kl.privileged", why))
     for name in facts.streams(one):
       why = "--stage=replay has the gradient of RL alone"
       lines.append(rules.line(one, f"streams.{name}", why))

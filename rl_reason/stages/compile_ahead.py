@@ -65,7 +65,7 @@ def update_arguments(c, model: Model) -> tuple:
     axes = (None, "batch", *(None for _ in sizes))
     return array((count, rows, *sizes), dtype, *axes)
 
-  def packed(rows, length=length):
+  def packed(rows, length=length, slots=slots):
     micro = packing.max_micro_batches(rows, packed_rows)
     shape = count, micro, packed_rows, slots
     tokens = array(shape, jnp.int32, None, None, "rows", None)
@@ -77,8 +77,11 @@ def update_arguments(c, model: Model) -> tuple:
   optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
   base = abstract_weights(c, cfg, mesh, "same") if c.lora.rank else None
+  packed_M = packed(rows, slots=facts.row_slots(c))
+  if c.kl.privileged:
+    packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
   reference = None
-  if c.kl.kind == "full":
+  if c.kl.kind == "full" and c.kl.self_teacher != "current":
     reference = _abstract(reference_shape(c, cfg), mesh)
     if c.lora.rank and not c.kl.reference:
       reference = lora.join(base, state.params, optimizers.lora_scale(c))
@@ -89,7 +92,7 @@ def update_arguments(c, model: Model) -> tuple:
     mask = by_row(bool, predicted, rows=more)
     imitated[name] = packed(more, predicted), mask
   coefs = dict(kl=coef, entropy=coef)
-  return state, batch, packed(rows), coefs, base, reference, imitated or None
+  return state, batch, packed_M, coefs, base, reference, imitated or None
 
 
 def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:

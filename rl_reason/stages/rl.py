@@ -49,7 +49,7 @@ from rl_reason.stages import (
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
-from rl_reason.stages.reference import of_kl
+from rl_reason.stages.reference import of_kl, planner
 from rl_reason.stages.streams import beside_rl
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
@@ -105,7 +105,7 @@ def train(
   on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
-  plan_rows = build_step.planner(c, mesh)
+  plan_rows = planner(c, mesh, tok, lambda at: collector.prompts.row(at))
   trainer_logps = build_step.logps(c, cfg, mesh, display)
   critic_values = build_step.values(critic_cfg, mesh, display)
   past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
@@ -278,7 +278,7 @@ def train(
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if ref_logps is not None:
-        ref_logps_BT = ref_logps(plan)
+        ref_logps_BT = ref_logps(plan, params)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.

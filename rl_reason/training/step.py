@@ -245,7 +245,8 @@ def policy_gradient(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    of_reference = compare and functools.partial(compare, reference)
+    theirs = params if reference is None else reference
+    of_reference = compare and functools.partial(compare, theirs)
     logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
         params, cfg, packed, temperature, of_reference
     )
@@ -300,7 +301,7 @@ def rl_update(
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
     base: frozen parameters of a state with LoRA factors; None: the state has
       all parameters.
-    reference: parameters of the reference policy that `compare` reads.
+    reference: parameters that `compare` reads; None: the policy's own.
     rows_M: stream -> packed rows and masks of all minibatches, for `stream`.
     cfg: static.
     tx: static.
