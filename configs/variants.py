@@ -144,7 +144,8 @@ def add(c) -> None:
   )
   extend(
       "kl",
-      # Work directory, or checkpoint of transformers: a teacher to distill.
+      # A teacher to distill: a work directory, a checkpoint of transformers, or
+      # the URL of a server, http://...
       reference=path(
           needs="kl.kind",
           not_with={
@@ -177,6 +178,15 @@ def add(c) -> None:
       controller=function(  # adaptive: to a target KL
           "kl_controller", needs="kl.kind"
       ),
+  )
+  c.kl.server = section(  # kl.reference is the URL of a server
+      "kl.server",
+      "a server",
+      model="",  # its name there; '' is the only one
+      parallel=number(32, low=1),  # requests at a time
+      seconds=number(600.0, low=1e-3),  # of a request
+      patience=number(600.0, low=0),  # seconds that the server may be gone
+      key_env="",  # environment variable with its key
   )
   extend(
       "advantage",

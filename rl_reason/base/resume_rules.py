@@ -93,6 +93,8 @@ FREE = (
     "environment.executor",
     "environment.workers",
     "environment.timeout",
+    "kl.max_prompt",
+    "kl.server.",
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of content.record

@@ -160,6 +160,11 @@ def packed_rows(c, num_shards: int = 1) -> int:
   return num_shards * max(c.updates.token_budget // row_slots(c), 1)
 
 
+def teacher_server(c) -> bool:
+  """Whether the reference of the KL runs on a server."""
+  return c.kl.reference.startswith(("http://", "https://"))
+
+
 def prompt_slots(c) -> int:
   """Tokens of the longest prompt that a model reads in training."""
   if not c.kl.privileged:

@@ -28,6 +28,7 @@ MACHINE = (
     "environment.executor",
     "environment.workers",
     "environment.timeout",
+    "kl.server.",
     "sft.reuse",
     "updates.token_budget",
 )

@@ -139,6 +139,18 @@ def rewards(c) -> Iterator[Rule]:
     )
   if k.privileged:
     yield from _privileged(c)
+  if facts.teacher_server(c):
+    if k.kind == "full":
+      yield "kl.kind", (
+          "a server gives log-probs of given tokens, and not of the whole"
+          " vocabulary: use 'k1' with kl.place = 'reward', k2 or k3, or name a"
+          " checkpoint in kl.reference"
+      )
+    if c.rollout.temperature != 1:
+      yield "rollout.temperature", (
+          "the log-probs of a server (kl.reference) are those at temperature 1:"
+          " use 1"
+      )
   if k.kind != "full" and k.jsd_beta != 1:
     yield "kl.jsd_beta", "does nothing without kl.kind = 'full': leave it at 1"
   if k.kind == "k1" and k.place == "loss":

@@ -124,7 +124,7 @@ def estimate(
       "initial parameters": fp32,
       "optimizer state": moments(learned),
   }
-  if c.kl.reference:
+  if c.kl.reference and not facts.teacher_server(c):
     teacher = decoder.table(reference_shape(c, cfg))
     resident["teacher (kl.reference)"] = bytes_of(teacher, mesh)
   trained = fp32

@@ -18,14 +18,15 @@ from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import facts, reference_policy
 from rl_reason.data import privileged as privileged_text
 from rl_reason.models import decoder, lora
-from rl_reason.stages import build_step, trained
+from rl_reason.stages import build_step, teacher_server, trained
 from rl_reason.stages.model import Model, critic_config, reference_shape
 from rl_reason.stages.output import Output
 from rl_reason.training import privileged
 from rl_reason.training.packing import PackingPlan
 
-# The log-probs [B, T] of the reference, of a plan and the policy of the step.
-LogProbs = Callable[[PackingPlan, Tree], Array]
+# The log-probs [B, T] of the reference: (plan, policy of the step, its number).
+LogProbs = Callable[[PackingPlan, Tree, int], Array]
+PROMPTS = 4  # prompts by which the tokenizer of a server is compared
 
 
 def planner(
@@ -58,6 +59,7 @@ def of_kl(
     c,
     first: Tree,
     logps: Callable[..., tuple[Array, Array]],
+    row: Callable[[int], tasks.Row],
     *,
     model: Model,
     tok: Any,
@@ -69,6 +71,7 @@ def of_kl(
     c: the config.
     first: the policy that RL starts from, as the model reads it.
     logps: `build_step.logps` of the policy.
+    row: the row of a prompt by its id.
     model: shapes and devices.
     tok: the tokenizer.
     output: work directory and screen.
@@ -81,6 +84,13 @@ def of_kl(
   Raises:
     ConfigError, RunError: the teacher cannot be used.
   """
+  if facts.teacher_server(c):
+    prompts = [row(x).prompt for x in range(PROMPTS)]
+    asked = teacher_server.log_probs(c, tok, output.display, prompts)
+    return (
+        lambda plan, *rest: asked(privileged.plan_of_reference(plan), *rest),
+        None,
+    )
   params = first
   if c.kl.reference:
     params = teacher(c, model=model, tok=tok, output=output)
@@ -92,7 +102,7 @@ def of_kl(
   if not facts.estimates_kl(c):
     return None, None
 
-  def estimated(plan: PackingPlan, policy: Tree) -> Array:
+  def estimated(plan: PackingPlan, policy: Tree, _: int) -> Array:
     read = privileged.plan_of_reference(plan)
     return logps(policy if is_current else params, read)[0]
 

@@ -105,10 +105,8 @@ def train(
   on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
-  plan_rows = planner(c, mesh, tok, lambda at: collector.prompts.row(at))
   trainer_logps = build_step.logps(c, cfg, mesh, display)
   critic_values = build_step.values(critic_cfg, mesh, display)
-  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
   assign_credit = build_step.credit(
       c, reward, mesh, display, on_policy=on_policy
   )
@@ -146,6 +144,8 @@ def train(
         partial_groups=c.rollout.partial_groups,
         curriculum=c.data.curriculum,
     )
+  plan_rows = planner(c, mesh, tok, collector.prompts.row)
+  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
   state, base = initial_state(
       c,
       sft_params,
@@ -175,7 +175,13 @@ def train(
     return params if base is None else lora.join(base, params, scale)
 
   ref_logps, compared = of_kl(
-      c, policy(reference), trainer_logps, model=model, tok=tok, output=output
+      c,
+      policy(reference),
+      trainer_logps,
+      collector.prompts.row,
+      model=model,
+      tok=tok,
+      output=output,
   )
   state.stream = beside_rl(
       c,
@@ -278,7 +284,7 @@ def train(
         logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if ref_logps is not None:
-        ref_logps_BT = ref_logps(plan, params)
+        ref_logps_BT = ref_logps(plan, params, state.step)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.

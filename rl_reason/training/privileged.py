@@ -83,10 +83,11 @@ def _only(packed: Packed, at_RL: np.ndarray) -> Packed:
 
 
 def of_reference(packed: Packed) -> Packed:
-  """The rows as the reference reads them."""
-  if packed.reference is None:
+  """The rows as the reference reads them, of the same structure."""
+  read = packed.reference
+  if read is None:
     return packed
-  return packed.reference.replace(source_BT=packed.source_BT)
+  return read.replace(source_BT=packed.source_BT, reference=read)
 
 
 def plan_of_reference(found: PackingPlan) -> PackingPlan:
