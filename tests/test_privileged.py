@@ -16,7 +16,12 @@ from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Rollouts
 from rl_reason.checks import checked, replay_rules
-from rl_reason.data import datasets, pipelines, privileged as text, tokenizer
+from rl_reason.data import (
+    datasets,
+    pipelines,
+    privileged_prompts as text,
+    tokenizer,
+)
 from rl_reason.models import decoder, divergence
 from rl_reason.stages import compile_ahead, reference
 from rl_reason.tasks import Row

@@ -56,8 +56,7 @@ def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
 
   Returns:
     [B, T] each: `policy` (surrogate), `all` (KL and entropy), `mean` (means of
-    metrics), and where the term exists `correct` and `observed` (NLL) and
-    `penalty` (|log r|).
+    metrics), and where the term exists `correct`, `observed` and `penalty`.
   """
   mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
   arrays = dict(mask_BT=mask_BT, groups_B=b.groups_B)

@@ -56,6 +56,7 @@ class Scorer:
     self._url = url.rstrip("/").removesuffix("/v1")
     self._parallel, self._seconds = parallel, seconds
     self._patience, self._pause, self._say = patience, pause, say
+    self._gone = False  # one line for all requests that wait
     self._headers = {"Content-Type": "application/json"}
     if key_env:
       if not (key := os.environ.get(key_env, "").strip()):
@@ -130,10 +131,11 @@ class Scorer:
 
   def _ask(self, path: str, body: Any, when: str) -> Any:
     """One answer; tries again while the server is gone."""
-    ends, pause, said = time.monotonic() + self._patience, self._pause, False
+    ends, pause = time.monotonic() + self._patience, self._pause
     while True:
       try:
-        return self._send(path, body)
+        answer, self._gone = self._send(path, body), False
+        return answer
       except urllib.error.HTTPError as e:
         fault, again = f"{e.code}: {_detail(e)}", e.code in GONE
       except (OSError, http.client.HTTPException, ValueError) as e:
@@ -147,9 +149,9 @@ class Scorer:
             " start the server again, and the same command resumes the run from"
             " its newest checkpoint, also with another URL"
         )
-      if not said:
+      if not self._gone:
+        self._gone = True
         self._say(f"{where}; trying again")
-        said = True
       time.sleep(pause)
       pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -16,7 +16,7 @@ import jax
 from rl_reason import hf, tasks
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import facts, reference_policy
-from rl_reason.data import privileged as privileged_text
+from rl_reason.data import privileged_prompts
 from rl_reason.models import decoder, lora
 from rl_reason.stages import build_step, teacher_server, trained
 from rl_reason.stages.model import Model, critic_config, reference_shape
@@ -44,7 +44,7 @@ def planner(
   if not c.kl.privileged:
     return plan_rows
   prompts = functools.partial(
-      privileged_text.prompts,
+      privileged_prompts.prompts,
       c.kl.privileged,
       row=row,
       tok=tok,

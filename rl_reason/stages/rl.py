@@ -183,14 +183,7 @@ def train(
       tok=tok,
       output=output,
   )
-  state.stream = beside_rl(
-      c,
-      mesh,
-      display,
-      row_source=row_source,
-      tok=tok,
-      environments=environments,
-  )
+  state.stream = beside_rl(c, mesh, display, row_source, tok, environments)
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
@@ -245,9 +238,7 @@ def train(
         mesh=rollout_engine.mesh,
         display=display,
     )
-  keep = dict(
-      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
-  )
+  keep = {x: c.checkpoint[x] for x in ("keep_last", "keep_best")}
   stage = open_stage(c, output, "rl", **keep)
   if stage.restore(state) and interim.is_complete(state, total, display):
     stage.checkpoints.close()

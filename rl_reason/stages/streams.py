@@ -78,7 +78,6 @@ def beside_rl(
     c,
     mesh: jax.sharding.Mesh,
     display: Display,
-    *,
     row_source: RowSource,
     tok: Any,
     environments: Environments | None,

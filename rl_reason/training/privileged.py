@@ -7,6 +7,7 @@ position by position needs to know nothing of the prompts.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def plan(
       ),
   )
   order_MB, packed_M = plan_rows(wide, step)
-  beside = packed_M.record
+  beside: Any = packed_M.record
   packed_M = packed_M.replace(record=None)
   reference = _only(
       packed_M.replace(tokens_RL=beside["tokens"], source_BT=None),
