@@ -14,6 +14,8 @@ from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.models import decoder, experts, lora
 from rl_reason.training.step import accumulate
 
+LOSSES = dict(sft="sft_loss", text="text_loss")
+
 
 def gradient(
     params: Tree,
@@ -74,7 +76,7 @@ def gradients(
     **settings: further keywords of `gradient`.
 
   Returns:
-    gradients, and metrics: STREAM_loss, the mean NLL of each stream.
+    gradients, and metrics: the mean NLL of each stream, as `LOSSES` names it.
   """
   grads, metrics = [], {}
   for name, of_stream in rows.items():
@@ -82,5 +84,5 @@ def gradients(
         params, *of_stream, base, coef=coefs[name], **settings
     )
     grads.append(of_rows)
-    metrics[f"{name}_loss"] = found["loss"]
+    metrics[LOSSES[name]] = found["loss"]
   return jax.tree.map(lambda *x: sum(x[1:], x[0]), *grads), metrics
