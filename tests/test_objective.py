@@ -150,7 +150,7 @@ def test_observations_are_predicted():
   seen = np.array([[0, 1, 1, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
   b = jax.tree.map(lambda x: np.zeros((3, *x.shape[1:])), batch())
   b = jax.tree.map(lambda x: np.resize(x, (3, 5)) if x.ndim > 1 else x, b)
-  b = b.replace(mask_BT=jnp.array(mask))
+  b = jax.tree.map(np.float32, b).replace(mask_BT=jnp.array(mask))
   probs = np.random.default_rng(0).uniform(0.1, 1, mask.shape)
   logps = np.where(mask | (seen > 0), np.log(probs), np.nan)
   wide = functools.partial(jnp.zeros, mask.shape)
