@@ -182,7 +182,8 @@ def add(c) -> None:
   )
   extend(
       "kl",
-      # Work directory, or checkpoint of transformers: a teacher to distill.
+      # A teacher to distill: a work directory, a checkpoint of transformers, or
+      # the URL of a server, http://...
       reference=path(
           needs="kl.kind",
           not_with={
@@ -190,11 +191,40 @@ def add(c) -> None:
               "rounds.count": "each round has its own reference",
           },
       ),
+      # What the reference reads in place of the prompt, with {prompt} and
+      # {answer} or {solution}: privileged information.
+      privileged=field(
+          "",
+          needs="kl.kind",
+          not_with={
+              "rollout.replay_routing": "the reference has tokens of its own",
+          },
+      ),
+      # Tokens of that prompt; 0: twice rollout.max_prompt.
+      max_prompt=number(0, low=0, needs="kl.privileged"),
+      # The policy whose parameters the reference has: of the start of RL, or
+      # of the step.
+      self_teacher=choice(
+          *("initial", "current"),
+          needs="kl.privileged",
+          not_with={
+              "kl.reference": "a teacher has the parameters of its checkpoint"
+          },
+      ),
       # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
       jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
       controller=function(  # adaptive: to a target KL
           "kl_controller", needs="kl.kind"
       ),
+  )
+  c.kl.server = section(  # kl.reference is the URL of a server
+      "kl.server",
+      "a server",
+      model="",  # its name there; '' is the only one
+      parallel=number(32, low=1),  # requests at a time
+      seconds=number(600.0, low=1e-3),  # of a request
+      patience=number(600.0, low=0),  # seconds that the server may be gone
+      key_env="",  # environment variable with its key
   )
   extend(
       "advantage",
@@ -221,6 +251,8 @@ def add(c) -> None:
   extend(
       "loss",
       length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
+      # Coefficient of the NLL of what environments answer; 0 is off.
+      observation_nll=number(0.0, low=0, needs="an environment"),
       entropy_controller=function("entropy_controller"),  # adaptive
       top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
       # Load balance of experts, also of SFT.
@@ -267,6 +299,12 @@ def add(c) -> None:
       "streams",
       sft=number(0.0, low=0),  # coefficient of the NLL of SFT's rows; 0 is off
       sft_batch=number(64, low=1, needs="streams.sft"),  # an optimizer step
+      text=number(0.0, low=0),  # coefficient of the NLL of plain text; 0 is off
+      # Rows of rollout.max_prompt + rollout.max_tokens, an optimizer step.
+      text_batch=number(64, low=1, needs="streams.text"),
+      # Sources with a column `text`, as in data.train, or files that end in
+      # .txt.
+      text_sources=path(needs="streams.text"),
   )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",

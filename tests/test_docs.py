@@ -93,7 +93,8 @@ def bad_names(text: str) -> list[str]:
       known = name in FIELDS or name == f"{first}.*"
       if known or re.search(r"\.(jsonl?|html|txt)$", name):  # of a run
         continue
-      if any(field.startswith(f"{name}.") for field in FIELDS):
+      section = name.removesuffix(".*")
+      if any(field.startswith(f"{section}.") for field in FIELDS):
         continue  # a section within a section
       places = modules(first)
       known = any(hasattr(place, rest) for place in places)

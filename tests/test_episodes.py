@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
 
+from rl_reason.algorithms import variants
 from rl_reason.base.errors import RunError
 from rl_reason.collect import environment_runner, episodes
 from rl_reason.data import tokenizer
@@ -28,6 +29,14 @@ def test_the_update_gets_the_ids_that_were_sampled():
   found = play(environments(Echo), count=32, max_tokens=80)
   assert found.tokens > 500
   check_ids(found)
+  seen_BT = np.asarray(variants.observed(found.rollouts.mask_BT))
+  assert seen_BT.any()
+  tokens_BT = found.rollouts.tokens_BL[:, -seen_BT.shape[1] :]
+  for environment, ids, seen in zip(
+      found.made, tokens_BT, seen_BT, strict=True
+  ):
+    said = "".join(said for _, said, _ in environment.history)
+    assert said.startswith(TOK.decode(ids[seen]))
 
 
 @pytest.mark.parametrize("slots", [0, 4])

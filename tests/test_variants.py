@@ -453,3 +453,17 @@ def test_with_shares_by_hand(dtype, name, share):
       "reward/outcome/std": outcome[:6].std(),
   }
   assert metrics == pytest.approx(wanted, rel=1e-5)
+
+
+def test_observed_by_hand():
+  """Holes before the last token of the policy; padding is none."""
+  mask_BT = [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
+  seen_BT = variants.observed(np.array(mask_BT, bool))
+  wanted = [[0, 1, 1, 0, 0], [0] * 5, [0] * 5, [0, 1, 0, 0, 0]]
+  np.testing.assert_array_equal(seen_BT, np.array(wanted, bool))
+
+
+def test_nll_by_hand():
+  weights_BT = np.array([[0.5, 0, 0.25]], np.float32)
+  logps_BT = np.array([[-2, np.nan, -4]], np.float32)
+  np.testing.assert_allclose(variants.nll(weights_BT, logps_BT), 2)

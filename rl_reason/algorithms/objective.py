@@ -28,6 +28,7 @@ class Objective:
     entropy: whether there is an entropy bonus.
     positive_nll: mu, coefficient of the mean NLL over the tokens of the correct
       responses of the minibatch (VAPO, arXiv:2504.05118, sec 4.3); 0 for none.
+    observation_nll: the same for the tokens of `variants.observed`.
     on_policy: whether the policy that is trained is the one that sampled: its
       own log-probs are then the old ones, and b.old_logps_BT the sampler's.
     length_alpha: of `variants.length_factor`; 0 for none.
@@ -39,6 +40,7 @@ class Objective:
   kl: str = "none"
   entropy: bool = False
   positive_nll: float = 0.0
+  observation_nll: float = 0.0
   on_policy: bool = False
   length_alpha: float = 0.0
   covariance: Callable[..., tuple[Array, Array]] | None = None
@@ -54,7 +56,7 @@ def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
 
   Returns:
     [B, T] each: `policy` (surrogate), `all` (KL and entropy), `mean` (means of
-    metrics), and where the term exists `correct` (NLL) and `penalty` (|log r|).
+    metrics), and where the term exists `correct`, `observed` and `penalty`.
   """
   mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
   arrays = dict(mask_BT=mask_BT, groups_B=b.groups_B)
@@ -68,6 +70,9 @@ def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
     # their number.
     correct_BT = mask_BT * b.correct_B[:, None]
     w["correct"] = reductions.token_mean(correct_BT, b.groups_B)
+  if o.observation_nll:
+    seen_BT = variants.observed(b.mask_BT) * jnp.ones_like(mask_BT)
+    w["observed"] = reductions.token_mean(seen_BT, b.groups_B)
   if o.covariance is not None:
     arrays |= dict(
         logps_BT=b.old_logps_BT,
@@ -105,21 +110,15 @@ def loss(
     the loss, and metrics that add up over micro-batches (`*_max`: the maximum
     over them).
   """
-  mask_BT, mean_BT = b.mask_BT, w["mean"]
+  mask_BT, mean_BT, all_logps_BT = b.mask_BT, w["mean"], logps_BT
   logps_BT = jnp.where(mask_BT, logps_BT, 0)
   # On-policy the ratio is exactly 1, and only its gradient matters.
   old_BT = jax.lax.stop_gradient(logps_BT) if o.on_policy else b.old_logps_BT
 
   # The surrogate.
-  loss_BT, aux = call_by_name(
-      o.surrogate,
-      dict(
-          logps_BT=logps_BT,
-          old_logps_BT=old_BT,
-          advantages_BT=b.advantages_BT,
-          mask_BT=mask_BT,
-      ),
-  )
+  inputs = dict(logps_BT=logps_BT, old_logps_BT=old_BT, mask_BT=mask_BT)
+  inputs["advantages_BT"] = b.advantages_BT
+  loss_BT, aux = call_by_name(o.surrogate, inputs)
   total = jnp.sum(w["policy"] * loss_BT)
   metrics = dict(pg_loss=total)
   log_ratio_BT = logps_BT - old_BT
@@ -138,6 +137,9 @@ def loss(
   if o.positive_nll:
     metrics["nll_loss"] = -jnp.sum(w["correct"] * logps_BT)
     total += o.positive_nll * metrics["nll_loss"]
+  if o.observation_nll:
+    metrics["observation_loss"] = variants.nll(w["observed"], all_logps_BT)
+    total += o.observation_nll * metrics["observation_loss"]
   if o.covariance is not None:
     total += jnp.sum(w["penalty"] * jnp.abs(log_ratio_BT))
 

@@ -8,6 +8,7 @@ keyword-only parameters are the `args` of their section of the config.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.corrections import truncate
@@ -337,6 +338,22 @@ def length_factor(mask_BT: Array, alpha: float) -> Array:
   some_B = length_B > 0
   median = jnp.nanmedian(jnp.where(some_B, length_B, jnp.nan))
   return jnp.where(some_B, (length_B / median) ** -alpha, 1)
+
+
+def observed(mask_BT: Array) -> Array:
+  """The tokens of observations: those between tokens of the policy, [B, T].
+
+  A response begins and ends with tokens that the policy chose. Tokens in
+  between that it did not choose are what an environment answered, with the
+  markup of the chat template around the answers.
+  """
+  goes_on_BT = jax.lax.cummax(mask_BT.astype(jnp.int32), 1, reverse=True) > 0
+  return goes_on_BT & ~mask_BT
+
+
+def nll(weights_BT: Array, logps_BT: Array) -> Array:
+  """The NLL of weighted tokens; log-probs elsewhere may be anything."""
+  return -jnp.sum(weights_BT * jnp.where(weights_BT > 0, logps_BT, 0))
 
 
 # --- controllers of coefficients, on the host --------------------------------

@@ -93,6 +93,8 @@ FREE = (
     "environment.executor",
     "environment.workers",
     "environment.timeout",
+    "kl.max_prompt",
+    "kl.server.",
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of content.record
@@ -116,6 +118,7 @@ MOVABLE = (
     "critic.path",
     "sft.reuse",
     "sft.samples",
+    "streams.text_sources",
     "reward_model.samples",
     "reward_model.init",
     "reward.functions",

@@ -152,6 +152,9 @@ class Packed:
       token.
     record: of `Rollouts`, of each token: arrays [R, L, ...]; None: nothing is
       recorded.
+    reference: the rows as the reference of a KL reads them, with prompts of its
+      own and each response token at the same place; without source_BT. None: it
+      reads the same rows.
   """
 
   tokens_RL: Array
@@ -159,6 +162,7 @@ class Packed:
   segments_RL: Array
   source_BT: Array
   record: Tree | None = None
+  reference: "Packed | None" = None
 
 
 @struct.dataclass

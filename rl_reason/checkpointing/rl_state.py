@@ -30,7 +30,7 @@ class RLState:
     evaluated: the policy of this step was evaluated.
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
-    stream: `streams.Demonstrations`, rows that are imitated; None without.
+    stream: `streams.Streams`, rows that are imitated; None without.
     replay: `group_replay.GroupReplay`, groups of older steps; None without.
   """
 

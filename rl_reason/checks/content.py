@@ -7,6 +7,7 @@ from typing import Any
 import ml_collections
 
 from rl_reason.base import config as config_lib, resume_rules
+from rl_reason.checks import facts
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
 
@@ -38,7 +39,7 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
 def content(config, name: str) -> str:
   """A hash of the local files that a field names; '' if there are none."""
   value = config_lib.at(config, name)
-  if name.startswith("data.") or name.endswith(".samples"):
+  if name.startswith("data.") or name.endswith((".samples", "_sources")):
     use = "test" if name == "data.evaluate" else "train"
     try:
       parsed, parts = datasets.parse_all(value, use), []
@@ -52,6 +53,8 @@ def content(config, name: str) -> str:
     return " ".join(parts)
   if name == "reward.functions":
     return _terms(value)
+  if name == "kl.reference" and facts.teacher_server(config):
+    return "a server"  # which may move
   root = pathlib.Path(value)
   if not value or not root.exists():
     return ""

@@ -19,6 +19,8 @@ def task(c) -> Iterator[Rule]:
   sft = facts.sft_steps(c)
   if c.sft.samples and not sft:
     yield "sft.samples", "no step of SFT learns from them: set sft.steps"
+  if c.streams.text and not c.streams.text_sources:
+    yield "streams.text", "has no rows: name files in streams.text_sources"
   if sft and not (found.has_demonstrations or c.sft.samples):
     yield "sft.steps" if c.sft.steps else "sft.habits.steps", (
         f"the task {c.task.name} has no function demonstrate: give model.path,"
@@ -167,6 +169,7 @@ def repositories(c) -> Iterator[Rule]:
   pinned = facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
   texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
+  texts.append(c.streams.text_sources)
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
   fetched |= {*facts.reward_models(c)}

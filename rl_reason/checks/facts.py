@@ -159,6 +159,11 @@ def off_policy_fields(c) -> list[str]:
   return [name for name, is_one in sources.items() if is_one]
 
 
+def streams(c) -> dict[str, float]:
+  """The coefficients of the streams of rows beside RL, by their names."""
+  return {x: c.streams[x] for x in ("sft", "text") if c.streams[x]}
+
+
 def mesh_axes(c) -> dict[str, int]:
   """Axes of the mesh that learns, as they are configured."""
   return {name: size for name, size in c.mesh.items() if name != "rollout"}
@@ -171,8 +176,24 @@ def packed_rows(c, num_shards: int = 1) -> int:
     c: the config.
     num_shards: shards of the rows; each has a token budget of its own.
   """
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  return num_shards * max(c.updates.token_budget // length, 1)
+  return num_shards * max(c.updates.token_budget // row_slots(c), 1)
+
+
+def teacher_server(c) -> bool:
+  """Whether the reference of the KL runs on a server."""
+  return c.kl.reference.startswith(("http://", "https://"))
+
+
+def prompt_slots(c) -> int:
+  """Tokens of the longest prompt that a model reads in training."""
+  if not c.kl.privileged:
+    return c.rollout.max_prompt
+  return c.kl.max_prompt or 2 * c.rollout.max_prompt
+
+
+def row_slots(c) -> int:
+  """Tokens of a packed row of RL."""
+  return prompt_slots(c) + c.rollout.max_tokens
 
 
 def lora_targets(c) -> tuple[str, ...]:

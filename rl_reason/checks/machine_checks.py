@@ -14,6 +14,7 @@ from rl_reason.checks.facts import (
     mesh_sizes,
     sft_steps,
     sources,
+    streams,
 )
 from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
@@ -131,7 +132,7 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   pairs = c.reward_model.batch if stage == "reward_model" else 0
   learned = {
       "sft.batch": c.sft.batch if sft_steps(c) else 0,
-      "streams.sft_batch": c.streams.sft_batch if c.streams.sft else 0,
+      **{f"streams.{x}_batch": c.streams[f"{x}_batch"] for x in streams(c)},
       "reward_model.batch": 2 * pairs,
       "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,

@@ -39,11 +39,12 @@ def require_context(c, source: hf.Source) -> None:
   Raises:
     ConfigError: names the field and the context.
   """
-  length = c.rollout.max_prompt + c.rollout.max_tokens
+  length = facts.row_slots(c)
+  prompt = "kl" if c.kl.privileged else "rollout"
   if length > source.context:
     raise errors.ConfigError(
         f"rollout.max_tokens = {c.rollout.max_tokens}: with"
-        f" rollout.max_prompt it makes {length} tokens, and {source.label}"
+        f" {prompt}.max_prompt it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window)"
     )
 

@@ -35,12 +35,16 @@ def mesh(c) -> Iterator[Rule]:
       yield f"mesh.{axis}", "must be positive, or -1"
   if [*sizes.values()].count(-1) > 1:
     yield "mesh.data", "only one axis of the mesh may be -1"
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  if length % c.mesh.sequence:
-    yield "mesh.sequence", (
-        "must divide the length of packed rows, rollout.max_prompt +"
-        f" rollout.max_tokens = {length}"
-    )
+  # Those of SFT and of RL, which differ with kl.privileged.
+  prompts = {"rollout": c.rollout.max_prompt, "kl": facts.prompt_slots(c)}
+  for section, prompt in prompts.items():
+    length = prompt + c.rollout.max_tokens
+    if length % c.mesh.sequence:
+      yield "mesh.sequence", (
+          f"must divide the length of packed rows, {section}.max_prompt +"
+          f" rollout.max_tokens = {length}"
+      )
+      break
 
 
 def optimizer(c) -> Iterator[Rule]:

@@ -13,7 +13,7 @@ import ml_collections
 from rl_reason import hf, tasks
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.config import at
-from rl_reason.checks import named_code, rules
+from rl_reason.checks import facts, named_code, rules
 from rl_reason.checks.run_directory import MODEL, TOKENIZER
 from rl_reason.data import tokenizer
 
@@ -99,12 +99,13 @@ def check(c, tok: Any) -> None:
           f"{name} is {at(theirs, name)!r} there and {at(c, name)!r} here: it"
           " would score prompts that it was not trained on; make them equal",
       )
-  length = c.rollout.max_prompt + c.rollout.max_tokens
+  length = facts.row_slots(c)
   if source and length > source.context:
+    prompt = "kl" if c.kl.privileged else "rollout"
     rules.refuse(
         c,
         FIELD,
-        f"takes {source.context} tokens, and rollout.max_prompt and"
+        f"takes {source.context} tokens, and {prompt}.max_prompt and"
         f" rollout.max_tokens make {length}",
     )
 

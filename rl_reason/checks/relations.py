@@ -40,6 +40,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"
     ),
+    "a server": lambda c: (
+        not facts.teacher_server(c)
+        and "kl.reference names no server, as http://127.0.0.1:8000 does"
+    ),
     "chat messages": lambda c: (
         not (c.data.chat or facts.environment(c))
         and "prompts are plain text: set data.chat = True"

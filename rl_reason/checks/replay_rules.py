@@ -28,6 +28,7 @@ MACHINE = (
     "environment.executor",
     "environment.workers",
     "environment.timeout",
+    "kl.server.",
     "sft.reuse",
     "updates.token_budget",
 )
@@ -112,9 +113,12 @@ def check(own, c) -> None:
     if one.kl.kind == "full":
       why = "--stage=replay takes no gradient over the whole vocabulary"
       lines.append(rules.line(one, "kl.kind", why))
-    if one.streams.sft:
+    if one.kl.privileged:
+      why = "--stage=replay reads no prompts of the reference"
+      lines.append(rules.line(one, "kl.privileged", why))
+    for name in facts.streams(one):
       why = "--stage=replay has the gradient of RL alone"
-      lines.append(rules.line(one, "streams.sft", why))
+      lines.append(rules.line(one, f"streams.{name}", why))
   if lines:
     raise ConfigError(*lines)
 

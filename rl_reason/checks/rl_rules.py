@@ -148,12 +148,13 @@ def rewards(c) -> Iterator[Rule]:
           f"another process cannot import {term.name}: put the function into a"
           " module of its own, or use 'thread'"
       )
-  alone = (r.functions or k.reference) and r.correct == r.incorrect == 0
+  teacher = k.reference or k.privileged
+  alone = (r.functions or teacher) and r.correct == r.incorrect == 0
   if r.correct <= r.incorrect and not alone:
     yield "reward.correct", (
         f"must be more than reward.incorrect = {r.incorrect}; both may be 0"
-        " with reward.functions, which then are the only reward, and with"
-        " kl.reference, a teacher"
+        " with reward.functions, which then are the only reward, and with a"
+        " teacher (kl.reference, kl.privileged)"
     )
   if alone and not r.functions and c.dynamic_sampling.enabled:
     yield "dynamic_sampling.enabled", (
@@ -168,6 +169,20 @@ def rewards(c) -> Iterator[Rule]:
         "reads the KL before the update, and the full KL is computed in it: use"
         " 'fixed', or another kl.kind"
     )
+  if k.privileged:
+    yield from _privileged(c)
+  if facts.teacher_server(c):
+    if k.kind == "full":
+      yield "kl.kind", (
+          "a server gives log-probs of given tokens, and not of the whole"
+          " vocabulary: use 'k1' with kl.place = 'reward', k2 or k3, or name a"
+          " checkpoint in kl.reference"
+      )
+    if c.rollout.temperature != 1:
+      yield "rollout.temperature", (
+          "the log-probs of a server (kl.reference) are those at temperature 1:"
+          " use 1"
+      )
   if k.kind != "full" and k.jsd_beta != 1:
     yield "kl.jsd_beta", "does nothing without kl.kind = 'full': leave it at 1"
   if k.kind == "k1" and k.place == "loss":
@@ -179,6 +194,23 @@ def rewards(c) -> Iterator[Rule]:
     yield "kl.place", (
         f"{c.advantage.name} compares rewards with rewards of earlier steps:"
         " use 'loss'"
+    )
+
+
+def _privileged(c) -> Iterator[Rule]:
+  """A reference that reads the answer with the prompt."""
+  k, name = c.kl, "kl.privileged"
+  if "{prompt}" not in k.privileged:
+    yield name, (
+        "has no {prompt}, which stands for what the policy reads; write for"
+        " instance '{prompt} The answer is {answer}.'"
+    )
+  if facts.environment(c):
+    yield name, "an environment writes its own prompts: leave it empty"
+  if facts.prompt_slots(c) < c.rollout.max_prompt:
+    yield "kl.max_prompt", (
+        f"the prompt itself has up to rollout.max_prompt ="
+        f" {c.rollout.max_prompt} tokens: raise it"
     )
 
 

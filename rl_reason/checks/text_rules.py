@@ -54,7 +54,10 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
     "phases": lambda c: phase_plan.parse(c.phases),
-    **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
+    **{
+        x: _samples(x)
+        for x in ("sft.samples", "reward_model.samples", "streams.text_sources")
+    },
     **{
         x: _mixture(x)
         for x in (

@@ -124,7 +124,7 @@ def estimate(
       "initial parameters": fp32,
       "optimizer state": moments(learned),
   }
-  if c.kl.reference:
+  if c.kl.reference and not facts.teacher_server(c):
     teacher = decoder.table(reference_shape(c, cfg))
     resident["teacher (kl.reference)"] = bytes_of(teacher, mesh)
   trained = fp32
@@ -135,7 +135,7 @@ def estimate(
     trained = max(fp32, value)
 
   # The update of one micro-batch.
-  length = r.max_prompt + r.max_tokens
+  length = facts.row_slots(c)
   budget = token_budget or c.updates.token_budget
   rows_length = max(budget // length, 1) * length
   tokens = rows_length // sharding.num_shards(mesh, "sequence")
@@ -201,15 +201,14 @@ def batch_bytes(c, mesh, token_budget: int) -> int:
   rows = c.rollout.batch // c.updates.minibatches
   shards = sharding.num_shards(mesh, "batch")
   row_shards = sharding.num_shards(mesh, "rows")
-  whole = c.rollout.max_prompt + length
+  whole = facts.row_slots(c)
   packed = max(token_budget // whole, 1) * row_shards
   micro = packing.max_micro_batches(rows, packed)
   tokens = -(-rows // shards) * length  # of a minibatch, on one device
   given = updates * tokens * (1 + 4 * (BATCH_ARRAYS + BATCH_COPIES))
   given += 4 * MINIBATCH_COPIES * tokens
-  return (
-      given + 4 * PACKED_ARRAYS * updates * micro * packed * whole // row_shards
-  )
+  of_place = 4 * PACKED_ARRAYS * (2 if c.kl.privileged else 1)
+  return given + of_place * updates * micro * packed * whole // row_shards
 
 
 def response_bytes(c, rows: int) -> int:

@@ -34,7 +34,7 @@ def chunked(
     ref_cfg: static shape of the reference.
     beta: of `kl.full`.
     reference: parameters of the reference; no gradient.
-    packed: the rows.
+    packed: the rows; the reference reads `packed.reference`, if there is one.
     take: puts arrays [R, L, ...] into the order of hidden_WXD.
     cfg: static shape of the policy, as all that follows, of
       `decoder.packed_logps`.
@@ -48,7 +48,8 @@ def chunked(
     [W, X] each, 0 beyond `count`.
   """
   reference = jax.lax.stop_gradient(reference)
-  theirs_RLD, _ = decoder.hidden(reference, ref_cfg, packed)
+  read = packed if packed.reference is None else packed.reference
+  theirs_RLD, _ = decoder.hidden(reference, ref_cfg, read)
   name = "embed" if ref_cfg.tied else "head"
   fixed = {name: reference[name]}, take(theirs_RLD), targets_WX, count
   how = cfg, ref_cfg, temperature, beta

@@ -291,7 +291,7 @@ def _critic_without_predictive_power(steps):
 
 
 def _few_groups_with_signal(step, steps, fields):
-  if fields.get("kl.reference"):
+  if fields.get("kl.reference") or fields.get("kl.privileged"):
     return ""  # a teacher's signal is in every response
   solved = number(step, "train/all_correct") >= SOLVED
   if solved and len(steps) == WINDOW:

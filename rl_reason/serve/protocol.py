@@ -52,6 +52,7 @@ NEUTRAL: dict[str, tuple] = dict(
     ignore_eos=(False,),
     include_stop_str_in_output=(False,),
     suffix=("",),
+    add_special_tokens=(False,),
     stream=(False,),
     echo=(False,),
 )

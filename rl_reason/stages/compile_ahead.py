@@ -55,6 +55,7 @@ def update_arguments(c, model: Model) -> tuple:
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
   packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  slots = c.rollout.max_prompt + length
 
   def array(shape, dtype, *axes):
     where = sharding.sharding(mesh, *axes)
@@ -64,9 +65,9 @@ def update_arguments(c, model: Model) -> tuple:
     axes = (None, "batch", *(None for _ in sizes))
     return array((count, rows, *sizes), dtype, *axes)
 
-  def packed(rows):
+  def packed(rows, length=length, slots=slots):
     micro = packing.max_micro_batches(rows, packed_rows)
-    shape = count, micro, packed_rows, c.rollout.max_prompt + length
+    shape = count, micro, packed_rows, slots
     tokens = array(shape, jnp.int32, None, None, "rows", None)
     source = by_row(jnp.int32, length, rows=rows)
     return Packed(tokens, tokens, tokens, source)
@@ -80,17 +81,22 @@ def update_arguments(c, model: Model) -> tuple:
     full = _abstract(cfg, mesh)
     cast = jax.eval_shape(lambda x: linear.cast(x, cfg.dtype), full)
     base = _placed(cast, jax.tree.map(lambda x: x.sharding, full))
+  packed_M = packed(rows, slots=facts.row_slots(c))
+  if c.kl.privileged:
+    packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
   reference = None
-  if c.kl.kind == "full":
+  if c.kl.kind == "full" and c.kl.self_teacher != "current":
     reference = _abstract(reference_shape(c, cfg), mesh)
     if c.lora.rank and not c.kl.reference:
       reference = lora.join(base, state.params, optimizers.lora_scale(c))
-  imitated = None
-  if c.streams.sft:
-    more = c.streams.sft_batch
-    imitated = packed(more), by_row(bool, length, rows=more)
+  imitated = {}
+  for name in facts.streams(c):
+    more = c.streams[f"{name}_batch"]
+    predicted = slots - 1 if name == "text" else length
+    mask = by_row(bool, predicted, rows=more)
+    imitated[name] = packed(more, predicted), mask
   coefs = dict(kl=coef, entropy=coef)
-  return state, batch, packed(rows), coefs, base, reference, imitated
+  return state, batch, packed_M, coefs, base, reference, imitated or None
 
 
 def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:

@@ -86,7 +86,7 @@ def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
 
 def reference_shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
   """The static shape of the reference of a KL; `cfg` is of the policy."""
-  if not c.kl.reference:
+  if not c.kl.reference or facts.teacher_server(c):
     return cfg
   theirs, source = reference_policy.find(c)
   vocab = source.cfg.vocab if source else cfg.vocab

@@ -40,13 +40,13 @@ def step_metrics(
 def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
   """Forward passes over the batch of an RL step; a backward pass counts two.
 
-  A pass of a teacher counts as its FLOPs.
+  A pass of a teacher counts as its FLOPs; of a server, not at all.
   """
   learning = 3 * c.updates.epochs
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
   count = policy + (not on_policy)
-  if c.kl.kind != "none":
+  if c.kl.kind != "none" and not facts.teacher_server(c):
     passes = c.updates.epochs if c.kl.kind == "full" else 1
     teacher = flops_per_token(c, reference_shape(c, cfg))
     count += passes * teacher / flops_per_token(c, cfg)

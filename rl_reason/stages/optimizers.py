@@ -35,11 +35,11 @@ def update_settings(
     shape = reference_shape(c, cfg)
     compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
   stream = None
-  if c.streams.sft:
+  if coefs := facts.streams(c):
     stream = functools.partial(
-        imitation.gradient,
+        imitation.gradients,
         cfg=cfg,
-        coef=c.streams.sft,
+        coefs=coefs,
         lora_scale=lora_scale(c),
         router_aux=c.loss.router_aux,
     )

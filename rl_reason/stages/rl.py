@@ -50,8 +50,8 @@ from rl_reason.stages import (
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
-from rl_reason.stages.reference import of_kl
-from rl_reason.stages.streams import demonstrations
+from rl_reason.stages.reference import of_kl, planner
+from rl_reason.stages.streams import beside_rl
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
@@ -106,10 +106,8 @@ def train(
   on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
-  plan_rows = build_step.planner(c, mesh)
   trainer_logps = build_step.logps(c, cfg, mesh, display)
   critic_values = build_step.values(critic_cfg, mesh, display)
-  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
   assign_credit = build_step.credit(
       c, reward, mesh, display, on_policy=on_policy
   )
@@ -148,6 +146,8 @@ def train(
         curriculum=c.data.curriculum,
         replayed=c.rollout.replay,
     )
+  plan_rows = planner(c, mesh, tok, collector.prompts.row)
+  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
   state, base = initial_state(
       c,
       sft_params,
@@ -183,16 +183,15 @@ def train(
     return params if base is None else lora.join(base, params, scale)
 
   ref_logps, compared = of_kl(
-      c, policy(reference), trainer_logps, model=model, tok=tok, output=output
-  )
-  state.stream = demonstrations(
       c,
-      mesh,
-      display,
-      row_source=row_source,
+      policy(reference),
+      trainer_logps,
+      collector.prompts.row,
+      model=model,
       tok=tok,
-      environments=environments,
+      output=output,
   )
+  state.stream = beside_rl(c, mesh, display, row_source, tok, environments)
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
@@ -247,9 +246,7 @@ def train(
         mesh=rollout_engine.mesh,
         display=display,
     )
-  keep = dict(
-      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
-  )
+  keep = {x: c.checkpoint[x] for x in ("keep_last", "keep_best")}
   stage = open_stage(c, output, "rl", **keep)
   if stage.restore(state) and interim.is_complete(state, total, display):
     stage.checkpoints.close()
@@ -291,7 +288,7 @@ def train(
         )
         metrics |= found
       if ref_logps is not None:
-        ref_logps_BT = ref_logps(plan)
+        ref_logps_BT = ref_logps(plan, params, state.step)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.

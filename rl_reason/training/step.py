@@ -245,7 +245,8 @@ def policy_gradient(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    of_reference = compare and functools.partial(compare, reference)
+    theirs = params if reference is None else reference
+    of_reference = compare and functools.partial(compare, theirs)
     logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
         params, cfg, packed, temperature, of_reference
     )
@@ -300,15 +301,15 @@ def rl_update(
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
     base: frozen parameters of a state with LoRA factors; None: the state has
       all parameters.
-    reference: parameters of the reference policy that `compare` reads.
-    rows_M: packed rows and masks of all minibatches, which `stream` imitates.
+    reference: parameters that `compare` reads; None: the policy's own.
+    rows_M: stream -> packed rows and masks of all minibatches, for `stream`.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
     compare: static, `divergence.chunked` of the reference, for the KL over the
       whole vocabulary; None without it.
-    stream: static, `imitation.gradient`, which is added; None for RL alone.
+    stream: static, `imitation.gradients`, which is added; None for RL alone.
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
@@ -340,9 +341,9 @@ def rl_update(
         state.params, b, packed, coefs, base, key, reference
     )
     if stream is not None:
-      more, of_rows = stream(state.params, *rows, base)
+      more, of_rows = stream(state.params, rows, base)
       grads = jax.tree.map(jnp.add, grads, more)
-      metrics["sft_loss"] = of_rows["loss"]
+      metrics |= of_rows
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
     new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)

@@ -146,7 +146,10 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
   """Groups that were kept bring their turns and rewards."""
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
   monkeypatch.setattr(sft, "_evaluate", lambda *_: None)
+  (text := tmp_path / "corpus.txt").write_text("1+1=2" * 99)
   changes = FIELDS | test_resume.RARE | dict(advantage__name="returns_by_turn")
+  changes |= dict(loss__observation_nll=0.1, streams__text=0.1)
+  changes |= dict(streams__text_sources=str(text), streams__text_batch=4)
   _, (metrics, samples) = test_resume.assert_same(
       tmp_path,
       test_resume.run_rl,
@@ -157,6 +160,7 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
   )
   assert any(line["train/groups_kept"] for line in metrics)
   assert metrics[0]["environment/turns/max"] > 2
+  assert {"actor/observation_loss", "actor/text_loss"} <= metrics[0].keys()
   assert {0, 1, 2} <= set(samples[0]["turn"])
 
 

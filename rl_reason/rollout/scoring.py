@@ -1,0 +1,201 @@
+"""Log-probs of given tokens from a server: a teacher that runs elsewhere.
+
+The server speaks OpenAI's /v1/completions, as vLLM and --stage=serve do: `echo`
+with `logprobs` returns the log-prob of each token of the prompt, which here is
+a prompt with its response. They are those of the softmax at temperature 1.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rl_reason.base import errors
+from rl_reason.base.errors import ConfigError, RunError
+
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts
+GONE = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
+CLOSE = 0.1  # nats, mean difference of log-probs of the same tokens
+
+
+class Scorer:
+  """A client of one server.
+
+  Args:
+    url: of the server, with or without /v1.
+    model: its name there; '' for the only one.
+    parallel: requests at a time.
+    seconds: time-out of a request.
+    patience: seconds that the server may fail before an error.
+    key_env: environment variable with the key; '' for none.
+    say: shows a line.
+    pause: seconds before the second attempt; each next pause is twice as long.
+
+  Raises:
+    ConfigError: the variable is not set, or the server has several models.
+    RunError: the server does not answer.
+  """
+
+  def __init__(
+      self,
+      url: str,
+      *,
+      model: str,
+      parallel: int,
+      seconds: float,
+      patience: float,
+      key_env: str,
+      say: Callable[[str], None],
+      pause: float = PAUSE,
+  ):
+    self._url = url.rstrip("/").removesuffix("/v1")
+    self._parallel, self._seconds = parallel, seconds
+    self._patience, self._pause, self._say = patience, pause, say
+    self._gone = False  # one line for all requests that wait
+    self._headers = {"Content-Type": "application/json"}
+    if key_env:
+      if not (key := os.environ.get(key_env, "").strip()):
+        raise ConfigError(
+            f"kl.server.key_env = {key_env!r}: this environment variable is not"
+            " set; export it with the key of the server, or leave the field"
+            " empty"
+        )
+      self._headers["Authorization"] = f"Bearer {key}"
+    cards = self._ask("v1/models", None, "before RL")["data"]
+    found = {x["id"]: x for x in cards}
+    if model not in found and (model or len(found) != 1):
+      raise ConfigError(
+          f"kl.server.model = {model!r}: {self._url} has"
+          f" {', '.join(found) or 'none'}: name one"
+      )
+    self.model = model or next(iter(found))
+    card = found[self.model]
+    # vLLM counts one sampled token in the length of a request.
+    longest = card.get("max_prompt_len") or card.get("max_model_len", 1) - 1
+    self.longest = longest or None
+
+  def logps(
+      self, prompts: Sequence[Any], when: str
+  ) -> list[tuple[list[str], list[float]]]:
+    """The tokens of each prompt and their log-probs; the first one has none.
+
+    Args:
+      prompts: token ids, or texts, which the server tokenizes.
+      when: names the step, for errors.
+
+    Raises:
+      RunError: the server has failed for `patience` seconds, refuses a request,
+        or returns other numbers than asked for.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(self._parallel)
+    try:
+      return list(pool.map(lambda x: self._score(x, when), prompts))
+    finally:  # after a request has failed, waiting requests are not sent
+      pool.shutdown(cancel_futures=True)
+
+  def _score(self, prompt: Any, when: str) -> tuple[list[str], list[float]]:
+    body = dict(
+        model=self.model,
+        prompt=prompt,
+        max_tokens=1,  # vLLM takes no 0
+        temperature=1.0,
+        logprobs=0,
+        echo=True,
+        add_special_tokens=False,
+    )
+    answer = self._ask("v1/completions", body, when)
+    try:
+      found = answer["choices"][0]["logprobs"]
+      # The last token is the sampled one.
+      tokens, logps = found["tokens"][:-1], found["token_logprobs"][1:-1]
+      logps = [float(x) for x in logps]
+    except (KeyError, IndexError, TypeError, ValueError):
+      raise RunError(
+          f"kl.reference: {self._url} returns no log-probs of the prompt,"
+          f" {when}: it needs a server whose /v1/completions has `echo` with"
+          " `logprobs`, as vLLM and --stage=serve have"
+      ) from None
+    wanted = len(tokens) if isinstance(prompt, str) else len(prompt)
+    if not len(tokens) == len(logps) + 1 == wanted:
+      raise RunError(
+          f"kl.reference: {self._url} returns {len(logps) + 1} tokens for a"
+          f" prompt of {wanted}, {when}: it has another tokenizer, or adds"
+          " tokens of its own"
+      )
+    return tokens, logps
+
+  def _ask(self, path: str, body: Any, when: str) -> Any:
+    """One answer; tries again while the server is gone."""
+    ends, pause = time.monotonic() + self._patience, self._pause
+    while True:
+      try:
+        answer, self._gone = self._send(path, body), False
+        return answer
+      except urllib.error.HTTPError as e:
+        fault, again = f"{e.code}: {_detail(e)}", e.code in GONE
+      except (OSError, http.client.HTTPException, ValueError) as e:
+        fault, again = errors.one_line(e), True
+      where = f"kl.reference: {self._url}/{path}, {when}: {fault}"
+      if not again:
+        raise RunError(f"{where}; the server refuses the request")
+      if time.monotonic() + pause > ends:
+        raise RunError(
+            f"{where}; no answer for kl.server.patience = {self._patience:g} s:"
+            " start the server again, and the same command resumes the run from"
+            " its newest checkpoint, also with another URL"
+        )
+      if not self._gone:
+        self._gone = True
+        self._say(f"{where}; trying again")
+      time.sleep(pause)
+      pause = min(2 * pause, LONGEST_PAUSE)
+
+  def _send(self, path: str, body: Any) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{self._url}/{path}", data, self._headers)
+    with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+      return json.loads(answer.read())
+
+
+def check_tokenizer(
+    scorer: Scorer,
+    texts: Sequence[str],
+    encode: Callable[[list[str]], list[list[int]]],
+) -> str:
+  """How the server's tokenizer differs from this one; '' if it does not.
+
+  Each text is scored twice, as text that the server tokenizes, and as the ids
+  of this tokenizer. Only with the same tokens are the log-probs the same.
+  """
+  when = "before RL"
+  ids = encode(list(texts))
+  both = (scorer.logps(x, when) for x in (list(texts), ids))
+  for text, row, theirs, ours in zip(texts, ids, *both, strict=True):
+    shown = f"of {text[:60]!r}"
+    if len(theirs[0]) != len(row):
+      return (
+          f"the server makes {len(theirs[0])} tokens {shown}, and the policy"
+          f" {len(row)}"
+      )
+    gaps = [abs(x - y) for x, y in zip(theirs[1], ours[1], strict=True)]
+    if gaps and sum(gaps) / len(gaps) > CLOSE:
+      return (
+          f"the log-probs {shown} differ by {sum(gaps) / len(gaps):.2g} nats"
+          " between the server's own tokens and the policy's"
+      )
+  return ""
+
+
+def _detail(e: urllib.error.HTTPError) -> str:
+  """The message of an error response, or its reason."""
+  text = e.read().decode(errors="replace")
+  try:
+    found = json.loads(text)
+    return " ".join(str(found["error"]["message"]).split())
+  except (ValueError, KeyError, TypeError):
+    return " ".join(text.split())[:200] or str(e.reason)
