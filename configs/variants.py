@@ -99,10 +99,12 @@ def add(c) -> None:
       # Held-out prompts of files beyond rollout.max_prompt; drop: the name of
       # the set says how many are missing.
       long_prompts=choice("error", "drop"),
-      # --stage=evaluate: copies with a paraphrase, distractor, other numbers
+      # --stage=evaluate: copies: paraphrase, distractor, numbers, names
       perturb="",
       # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
       against=path(),
+      # --stage=evaluate: further models, as model.path; separated by commas
+      models=path(),
   )
   extend(
       "dynamic_sampling",

@@ -97,6 +97,7 @@ FREE = (
     "updates.token_budget",
     "content.",  # of content.record
     "evaluate.against",
+    "evaluate.models",
     "evaluate.perturb",
     "evaluate.long_prompts",
 )

@@ -19,6 +19,7 @@ from rl_reason.checks import (
     checked,
     file_checks,
     machine_checks,
+    policies,
     replay_rules,
     run_directory,
     saved_config,
@@ -134,10 +135,43 @@ def prepare(
             "--config is missing; for instance --config=configs/dapo.py"
         )
       directory = pathlib.Path(workdir)
+      if stage == "evaluate":
+        directory = run_directory.evaluated(workdir)[0]
       config, notes = saved_config.read(directory, stage, given)
       return config, directory, notes
     faults.end()
   return examine(path, given, workdir, stage, faults, trace=trace)
+
+
+def evaluated_beside(
+    path: str | None,
+    given: Mapping[str, Any],
+    workdir: str | None,
+    first: tuple[Any, pathlib.Path],
+) -> tuple[list[tuple[Any, pathlib.Path]], list[str]]:
+  """What --stage=evaluate evaluates besides its first policy.
+
+  Args:
+    path, given, workdir: as of `prepare`.
+    first: the config and the work directory that `prepare` returned.
+
+  Returns:
+    configs and work directories, as `policies.others`, and lines for the
+    screen.
+
+  Raises:
+    ConfigError: one of the policies cannot be evaluated.
+  """
+  notes: list[str] = []
+  several = run_directory.evaluated(config_lib.home(workdir or ""))[1:]
+  if path is None:
+    return policies.others(first, several, given, notes.append), notes
+  if several:
+    raise errors.ConfigError(
+        f"--workdir = {workdir}: each of several runs has its own config: leave"
+        " --config out"
+    )
+  return policies.others(first, (), given, notes.append), notes
 
 
 def examine(
