@@ -85,7 +85,7 @@ def _main(argv: list[str], lost: screen_lib.Lost) -> int:
   if _STAGE.value == "report":
     return _explained(_report, workdir)
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
-  stages = functools.partial(_stages, config, others)
+  stages = functools.partial(_stages, config, others=others)
   if not _DISTRIBUTED.value:
     return _explained(stages, workdir)
   from rl_reason.devices import peers
@@ -141,7 +141,7 @@ def _prepare(argv):
   others = []
   if _STAGE.value == "evaluate":
     others, found = command_line.evaluated_beside(
-        _CONFIG.value, given, _WORKDIR.value, (config, workdir)
+        _CONFIG.value, given, _WORKDIR.value, (config, workdir, _STEP.value)
     )
     notes = [*notes, *found]
   for line in notes:
@@ -149,7 +149,7 @@ def _prepare(argv):
   return config, workdir, *others
 
 
-def _stages(config, others, workdir: pathlib.Path) -> int:
+def _stages(config, workdir: pathlib.Path, others=()) -> int:
   """Runs the stages of one process."""
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
@@ -163,11 +163,17 @@ def _stages(config, others, workdir: pathlib.Path) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        options = dict(stage=stage, step=step, from_record=not _CONFIG.value)
-        _, found = run.stages(config, workdir, screen, stop, **options)
-        for other, place in others:
+        found: Any = ()
+        for c, place, which in [(config, workdir, step), *others]:
           _, found = run.stages(
-              other, place, screen, stop, earlier=found, **options
+              c,
+              place,
+              screen,
+              stop,
+              stage=stage,
+              step=which,
+              from_record=not _CONFIG.value,
+              earlier=found,
           )
   return 0
 

@@ -147,17 +147,17 @@ def evaluated_beside(
     path: str | None,
     given: Mapping[str, Any],
     workdir: str | None,
-    first: tuple[Any, pathlib.Path],
-) -> tuple[list[tuple[Any, pathlib.Path]], list[str]]:
+    first: policies.Policy,
+) -> tuple[list[policies.Policy], list[str]]:
   """What --stage=evaluate evaluates besides its first policy.
 
   Args:
     path, given, workdir: as of `prepare`.
-    first: the config and the work directory that `prepare` returned.
+    first: the config and the work directory that `prepare` returned, and the
+      names of checkpoints.
 
   Returns:
-    configs and work directories, as `policies.others`, and lines for the
-    screen.
+    what `policies.others` returns, and lines for the screen.
 
   Raises:
     ConfigError: one of the policies cannot be evaluated.

@@ -12,9 +12,11 @@ from typing import Any
 import ml_collections
 
 from rl_reason.base import config as config_lib
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_directory, run_directory, saved_config
 
-Policy = tuple[ml_collections.ConfigDict, pathlib.Path]
+# Config, work directory and --step of a policy; of a model there is one step.
+Policy = tuple[ml_collections.ConfigDict, pathlib.Path, str]
 # Fields that decide what is asked and how is sampled.
 _SAME = (
     *("evaluate.", "environment.", "task.", "data.template", "data.chat"),
@@ -32,10 +34,10 @@ def others(
     given: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> list[Policy]:
-  """The configs and the work directories of all policies but the first.
+  """All policies but the first.
 
   Args:
-    first: config and work directory of the first policy.
+    first: the first policy.
     workdirs: further work directories.
     given: full names of overridden fields -> their values, for all policies.
     say: shows a line: on what differs between the runs.
@@ -43,8 +45,8 @@ def others(
   Raises:
     ConfigError: as `saved_config.read`; or a model cannot be evaluated.
   """
-  config, place = first
-  out = []
+  config, place, step = first
+  out: list[Policy] = []
   for workdir in workdirs:
     other, notes = saved_config.read(workdir, "evaluate", given)
     for line in notes:
@@ -54,11 +56,11 @@ def others(
           f"warning: {workdir} is not evaluated as {place} is: {found}; a field"
           " on the command line, as --config.evaluate.samples=8, is for both"
       )
-    out.append((other, workdir))
+    out.append((other, workdir, step))
   for name in filter(None, map(str.strip, config.evaluate.models.split(","))):
     workdir = place / "models" / run_directory.text(name).strip("_")
-    out.append((_of_model(config, name), workdir))
-  for other, workdir in out:
+    out.append((_of_model(config, name), workdir, "newest"))
+  for other, workdir, _ in out:
     if other.seed != config.seed:
       say(f"{workdir}: sampled with seed {config.seed}, as {place} is")
       other.seed = config.seed
@@ -85,5 +87,8 @@ def _of_model(config, name: str) -> ml_collections.ConfigDict:
   out.sft.steps, out.sft.reuse, out.lora.rank = 0, "", 0
   out.sft.habits.steps = 0
   out.evaluate.models = ""
-  model_directory.resolve(out)
+  try:
+    model_directory.resolve(out)
+  except ConfigError as e:
+    raise ConfigError(*(f"evaluate.models: {x}" for x in e.lines)) from None
   return out
