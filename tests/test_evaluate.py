@@ -498,14 +498,14 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   assert names == ["prompts-sft.jsonl", "prompts-best.jsonl"]
   metrics = json.loads((tmp_path / "evaluation-best.json").read_text())
   name = "val-aux/sums/minus_sft/acc"
-  assert metrics[f"{name}/mean@2"] == pytest.approx(1 / 2)
+  assert metrics[f"{name}/mean@2"] == pytest.approx(2 / 3)
   assert metrics[f"{name}/greedy"] == pytest.approx(1 / 3)
   first = json.loads((tmp_path / "evaluation-sft.json").read_text())
   assert not any("minus" in x for x in first)
   title, head, rows = tables[-1]
   assert "difference from sft, paired" in title and head[3:] == ["sft", "best"]
   mean = next(row for row in rows if row[1] == "mean@2")
-  assert mean[3].startswith("16.7% +- ") and "(+50.0 +- " in mean[4]
+  assert mean[3].startswith("16.7% +- ") and "(+66.7 +- " in mean[4]
   assert (tmp_path / side_by_side.FILE).read_text().count("\n") == 2 + len(rows)
   # Another work directory, whose policy comes second.
   (tmp_path / "other").mkdir()
