@@ -10,8 +10,8 @@ from test_evaluate import responses
 
 from rl_reason.base import errors
 from rl_reason.checks import run_directory
-from rl_reason.report import compare, paired
 from rl_reason.evaluation import accuracy, side_by_side
+from rl_reason.report import compare, paired
 from rl_reason.stages import evaluate
 from rl_reason.tasks import Row
 
@@ -97,9 +97,7 @@ def test_pairs_are_of_equal_problems():
   made = responses([[1, 1], [0, 1], [0, 0]], [[0] * 2] * 3, [["1"] * 2] * 3)
   take = dict(answer=lambda text, row: text, mean_of=1)
   values = [
-      paired.values_of(
-          accuracy.lines_of_prompts(made._replace(rows=x), **take)
-      )
+      paired.values_of(accuracy.lines_of_prompts(made._replace(rows=x), **take))
       for x in (rows, other)
   ]
   found = {x.name: x for x in paired.differences(*values)}
@@ -184,7 +182,9 @@ def test_evaluations_are_compared_on_the_screen_and_on_the_page(tmp_path):
 
 def evaluation(path, greedy, of_set="sums"):
   """An evaluation of the prompts a, b, c with these greedy scores."""
-  lines = [line(x, of_set, greedy=y) for x, y in zip("abc", greedy)]
+  lines = [
+      line(x, of_set, greedy=y) for x, y in zip("abc", greedy, strict=False)
+  ]
   mean = sum(greedy) / len(greedy)
   metrics = {f"val-core/{of_set}/acc/greedy": mean}
   metrics[f"val-aux/{of_set}/response_length/mean"] = 9.0

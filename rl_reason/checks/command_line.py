@@ -151,10 +151,8 @@ def evaluated_beside(
 ) -> tuple[list[policies.Policy], list[str]]:
   """What --stage=evaluate evaluates besides its first policy.
 
-  Args:
-    path, given, workdir: as of `prepare`.
-    first: the config and the work directory that `prepare` returned, and the
-      names of checkpoints.
+  `first` has the config and the work directory that `prepare` returned, and the
+  names of checkpoints; the other arguments are as of `prepare`.
 
   Returns:
     what `policies.others` returns, and lines for the screen.

@@ -199,7 +199,9 @@ def differences(
   wanted_shots = len(protocol.shots)
   shots = prompt.count(protocol.end) if wanted_shots else 0
   if shots != wanted_shots:
-    out.append(f"{shots or 'no'} solved tasks in the prompt, not {wanted_shots}")
+    out.append(
+        f"{shots or 'no'} solved tasks in the prompt, not {wanted_shots}"
+    )
   if prompts != protocol.prompts:
     out.append(f"{prompts:,} prompts, not {protocol.prompts:,}")
   return out

@@ -378,9 +378,7 @@ def lines_of_prompts(
           problem=name,
           scores={k: json_files.number(x_N[n]) for k, x_N in values.items()},
       )
-      for n, (row, name) in enumerate(
-          zip(responses.rows, of_rows, strict=True)
-      )
+      for n, (row, name) in enumerate(zip(responses.rows, of_rows, strict=True))
   ]
 
 

@@ -73,12 +73,9 @@ def run(
 ) -> list[Evaluation]:
   """Evaluates checkpoints, writes the files above and the table of all.
 
-  Args:
-    c: the checked config.
-    which: names of checkpoints as in `trained.policy`, separated by commas.
-    earlier: evaluations of other work directories by the same command.
-    model, output, row_source, tok, engine, reward_runner, environments: as in
-      `parts`.
+  `which` are names of checkpoints as in `trained.policy`, separated by commas,
+  and `earlier` evaluations of other work directories by the same command;
+  `parts` describes the other keywords.
 
   Returns:
     the earlier evaluations, then one of each checkpoint.
