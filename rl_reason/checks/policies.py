@@ -13,7 +13,7 @@ import ml_collections
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import model_directory, run_directory, saved_config
+from rl_reason.checks import run_directory, saved_config
 
 # Config, work directory and --step of a policy; of a model there is one step.
 Policy = tuple[ml_collections.ConfigDict, pathlib.Path, str]
@@ -80,6 +80,8 @@ def _differences(config, other) -> str:
 
 def _of_model(config, name: str) -> ml_collections.ConfigDict:
   """The config that evaluates a model as it is, with its own tokenizer."""
+  from rl_reason.checks import model_directory  # imports transformers
+
   out = config_lib.unflat(
       {k: x for k, x in config_lib.flat(config).items() if "content." not in k}
   )
