@@ -138,12 +138,10 @@ def _prepare(argv):
     with faults.caught():
       pkgutil.resolve_name(check)(config)
   faults.end()
-  others = []
-  if _STAGE.value == "evaluate":
-    others, found = command_line.evaluated_beside(
-        _CONFIG.value, given, _WORKDIR.value, (config, workdir, _STEP.value)
-    )
-    notes = [*notes, *found]
+  first = config, workdir, _STEP.value
+  others = command_line.evaluated_beside(
+      first, _STAGE.value, _CONFIG.value, given, _WORKDIR.value, notes.append
+  )
   for line in notes:
     print(line, flush=True)
   return config, workdir, *others
@@ -163,17 +161,10 @@ def _stages(config, workdir: pathlib.Path, others=()) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        found: Any = ()
+        more: dict[str, Any] = dict(stage=stage, from_record=not _CONFIG.value)
         for c, place, which in [(config, workdir, step), *others]:
-          _, found = run.stages(
-              c,
-              place,
-              screen,
-              stop,
-              stage=stage,
-              step=which,
-              from_record=not _CONFIG.value,
-              earlier=found,
+          _, more["earlier"] = run.stages(
+              c, place, screen, stop, step=which, **more
           )
   return 0
 

@@ -60,7 +60,8 @@ def test_a_copy_depends_on_its_prompt_alone():
   rng = np.random.default_rng(3)
   rows = [tasks.draw(xor, rng, (3,), evaluation=True) for _ in range(4)]
   names = ["numbers", "names"]
-  few = perturbations.copies(names, {"set": rows[2:]}, xor, {}, None)
+  last = [row._replace() for row in rows[2:]]
+  few = perturbations.copies(names, {"set": last}, xor, {}, None)
   many = perturbations.copies(names, {"set": rows}, xor, {}, None)
   for name in ("set~numbers", "set~names"):
     assert [*few[name].values()] == [*many[name].values()][2:]

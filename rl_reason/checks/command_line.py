@@ -7,7 +7,7 @@ that it names, and the work directory.
 import difflib
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -144,32 +144,36 @@ def prepare(
 
 
 def evaluated_beside(
+    first: policies.Policy,
+    stage: str,
     path: str | None,
     given: Mapping[str, Any],
     workdir: str | None,
-    first: policies.Policy,
-) -> tuple[list[policies.Policy], list[str]]:
+    say: Callable[[str], None],
+) -> list[policies.Policy]:
   """What --stage=evaluate evaluates besides its first policy.
 
-  `first` has the config and the work directory that `prepare` returned, and the
-  names of checkpoints; the other arguments are as of `prepare`.
-
-  Returns:
-    what `policies.others` returns, and lines for the screen.
+  Args:
+    first: the config and the work directory that `prepare` returned, and the
+      names of checkpoints.
+    stage: of `main.STAGES`; another one has no further policies.
+    path: as of `prepare`.
+    given: as of `prepare`.
+    workdir: as of `prepare`.
+    say: shows a line.
 
   Raises:
     ConfigError: one of the policies cannot be evaluated.
   """
-  notes: list[str] = []
+  if stage != "evaluate":
+    return []
   several = run_directory.evaluated(config_lib.home(workdir or ""))[1:]
-  if path is None:
-    return policies.others(first, several, given, notes.append), notes
-  if several:
+  if path is not None and several:
     raise errors.ConfigError(
         f"--workdir = {workdir}: each of several runs has its own config: leave"
         " --config out"
     )
-  return policies.others(first, (), given, notes.append), notes
+  return policies.others(first, several, given, say)
 
 
 def examine(
