@@ -132,10 +132,12 @@ def add(c) -> None:
       # Further held-out sets, which every evaluation has:
       # 'arithmetic(2+3),countdown', with difficulties or with all of the task's
       tasks="",
-      # --stage=evaluate: copies with a paraphrase, distractor, other numbers
+      # --stage=evaluate: copies: paraphrase, distractor, numbers, names
       perturb="",
       # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
       against=path(),
+      # --stage=evaluate: further models, as model.path; separated by commas
+      models=path(),
   )
   extend(
       "dynamic_sampling",

@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/dapo.py
   python -m rl_reason.main --config=configs/dapo.py --config.seed=1
-  python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
+  python -m rl_reason.main --stage=evaluate --workdir=runs/dapo --step=sft,best
   python -m rl_reason.main --stage=replay --step=27 --workdir=runs/dapo
 
 Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
@@ -38,16 +38,19 @@ _CONFIG = flags.DEFINE_string(
     " seconds; --config.FIELD=VALUE sets a field",
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "where to write; default: runs/<config and overrides>"
+    "workdir",
+    None,
+    "where to write; default: runs/<config and overrides>; evaluate, report:"
+    " several runs, as in runs/a,runs/b",
 )
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
     "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
-    " 'sft', the policy after SFT; except generate, also the mean of steps,"
-    " '20,30', or their moving average, '20,30@0.9'; replay: the step of RL to"
-    " repeat",
+    " 'sft', the policy after SFT; several to evaluate, as in sft,newest; except"
+    " generate, also the mean of steps, '20+30', or their moving average,"
+    " '20+30@0.9'; replay: the step of RL to repeat",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
@@ -78,12 +81,12 @@ def command(argv: list[str]) -> int:
 
 
 def _main(argv: list[str], lost: screen_lib.Lost) -> int:
-  config, workdir = _prepare(argv)
+  config, workdir, *others = _prepare(argv)
   lost.directory = workdir
   if _STAGE.value == "report":
     return _explained(_report, workdir)
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
-  stages = functools.partial(_stages, config)
+  stages = functools.partial(_stages, config, others=others)
   if not _DISTRIBUTED.value:
     return _explained(stages, workdir)
   from rl_reason.devices import peers
@@ -136,12 +139,16 @@ def _prepare(argv):
     with faults.caught():
       pkgutil.resolve_name(check)(config)
   faults.end()
+  first = config, workdir, _STEP.value
+  others = command_line.evaluated_beside(
+      first, _STAGE.value, _CONFIG.value, given, _WORKDIR.value, notes.append
+  )
   for line in notes:
     print(line, flush=True)
-  return config, workdir
+  return config, workdir, *others
 
 
-def _stages(config, workdir: pathlib.Path) -> int:
+def _stages(config, workdir: pathlib.Path, others=()) -> int:
   """Runs the stages of one process."""
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
@@ -155,15 +162,11 @@ def _stages(config, workdir: pathlib.Path) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        run.stages(
-            config,
-            workdir,
-            screen,
-            stop,
-            stage=stage,
-            step=step,
-            from_record=not _CONFIG.value,
-        )
+        more: dict[str, Any] = dict(stage=stage, from_record=not _CONFIG.value)
+        for c, place, which in [(config, workdir, step), *others]:
+          _, more["earlier"] = run.stages(
+              c, place, screen, stop, step=which, **more
+          )
   return 0
 
 

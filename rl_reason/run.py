@@ -85,6 +85,7 @@ def stages(
     logger: Sequence[Any] = (),
     devices: list | None = None,
     from_record: bool = False,
+    earlier: Sequence[Any] = (),
 ) -> tuple[dict[str, Any] | None, Any]:
   """Runs a stage, or all of them.
 
@@ -94,16 +95,17 @@ def stages(
     screen: a `Display`.
     stop: set by SIGTERM.
     stage: of `STAGES`.
-    step: which checkpoint 'evaluate', 'export', 'generate' and
-      'serve' take; the step that 'replay' repeats.
+    step: which checkpoint 'evaluate', 'export', 'generate' and 'serve' take,
+      'evaluate' also several; the step that 'replay' repeats.
     logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
     from_record: the config is of the work directory, and what the run recorded
       there replaces model.path and its tokenizer; see `stages.origin`.
+    earlier: evaluations of other work directories, to compare with.
 
   Returns:
-    the parts of the run by name, and the parameters that training ended with;
-    None where a stage has none.
+    the parts of the run by name, and the parameters that training ended with,
+    or all evaluations; None where a stage has none.
 
   Raises:
     ConfigError, RunError, DataError: what the user can mend, in one line.
@@ -165,10 +167,11 @@ def stages(
     if stage in TRAINS:
       _begin(config, workdir, place, parts)
     with jax.set_mesh(mesh):
-      found = with_parts(run, parts | dict(stage=stage, which=step))
+      asked = dict(stage=stage, which=step, earlier=earlier)
+      found = with_parts(run, parts | asked)
     if stage in TRAINS:
       _summarize(config, workdir, screen, stage)
-    return parts, found if stage in TRAINS else None
+    return parts, found if stage in (*TRAINS, "evaluate") else None
 
 
 def open_parts(

@@ -18,18 +18,18 @@ from rl_reason.stages import export, trained
 
 
 def test_weights_by_hand():
-  mean = averaging.parse("20,30,40")
+  mean = averaging.parse("20+30+40")
   assert mean == ((20, 30, 40), None)
   assert mean.weights() == [1 / 3] * 3
-  moving = averaging.parse("20,30,40@0.9")
+  moving = averaging.parse("20+30+40@0.9")
   assert moving.weights() == pytest.approx([0.81, 0.09, 0.1])
-  for text in ("newest", "best", "20", "20,", "sft", ",20"):
+  for text in ("newest", "best", "20", "20+", "sft", "+20", "20,30"):
     assert averaging.parse(text) is None
   for text, words in (
-      ("30,20", "oldest first"),
-      ("20,20", "each step once"),
-      ("20,30@1", "between 0 and 1"),
-      ("20,30@0", "between 0 and 1"),
+      ("30+20", "oldest first"),
+      ("20+20", "each step once"),
+      ("20+30@1", "between 0 and 1"),
+      ("20+30@0", "between 0 and 1"),
   ):
     with pytest.raises(ValueError, match=words):
       averaging.parse(text)
@@ -83,22 +83,22 @@ def close(found, params, factor):
 
 @pytest.mark.parametrize(
     "which, factor, step",
-    [("1,2,4", 8 / 3, 4), ("1,2@0.75", 1.25, 2), ("2", 2, 2)],
+    [("1+2+4", 8 / 3, 4), ("1+2@0.75", 1.25, 2), ("2", 2, 2)],
 )
 def test_the_policy_of_several_steps(session, which, factor, step):
   with jax.set_mesh(session.mesh):
     params, critic, at, about = call(trained.policy, session, which)
   close(params, session.params, factor)
   assert critic is None and at == step
-  assert (f"the mean of steps {which}" in about) == ("," in which)
+  assert (f"the mean of steps {which}" in about) == ("+" in which)
 
 
 @pytest.mark.parametrize(
     "which, words",
     [
-        ("1,3", r"= 1,3: no such checkpoint of RL in .* \(there are \[1, 2"),
-        ("2,1", "oldest first"),
-        ("1,6", "networks of step 6 have other shapes than those of step 1"),
+        ("1+3", r"= 1\+3: no such checkpoint of RL in .* \(there are \[1, 2"),
+        ("2+1", "oldest first"),
+        ("1+6", "networks of step 6 have other shapes than those of step 1"),
     ],
 )
 def test_steps_that_have_no_mean_are_refused(session, which, words):
@@ -108,11 +108,11 @@ def test_steps_that_have_no_mean_are_refused(session, which, words):
 
 def test_what_does_not_take_a_mean(session):
   with pytest.raises(RunError, match="samples are of one step"):
-    call(generate.run, session, "1,2")
+    call(generate.run, session, "1+2")
   c = session.config.copy_and_resolve_references()
   c.lora.rank = 2
   with pytest.raises(RunError, match="name one step"):
-    call(trained.rl, session.replace(c=c), "1,2")
+    call(trained.rl, session.replace(c=c), "1+2")
 
 
 def test_the_card_claims_no_accuracy_of_a_mean(tmp_path):
@@ -124,7 +124,7 @@ def test_the_card_claims_no_accuracy_of_a_mean(tmp_path):
   (tmp_path / "metrics.jsonl").write_text(text)
   fields = config_lib.flat(tiny_session.tiny_config())
   one = export.model_card(fields, tmp_path, 4)
-  mean = export.model_card(fields, tmp_path, 4, averaging.parse("2,4@0.5"))
+  mean = export.model_card(fields, tmp_path, 4, averaging.parse("2+4@0.5"))
   assert "| 0.0 | 0.4 |" in one and "| 0.4 |" not in mean
   words = "the mean of the parameters of steps 2, 4 (moving average, decay 0.5)"
   assert words in " ".join(mean.split())

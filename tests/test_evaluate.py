@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import shutil
 import types
 
@@ -12,7 +13,13 @@ from conftest import data_of_page, found_in_browser
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import held_out, tokenizer
-from rl_reason.evaluation import accuracy, results, set_table, statistics
+from rl_reason.evaluation import (
+    accuracy,
+    results,
+    set_table,
+    side_by_side,
+    statistics,
+)
 from rl_reason.report import calibration, page
 from rl_reason.stages import evaluate, interim
 from rl_reason.stages.output import Output
@@ -448,6 +455,67 @@ def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
   assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
   assert "held-out prompts choose the best checkpoint" in said[2]
   assert "failed 2 times in this evaluation" in said[3]
+
+
+def test_checkpoints_of_one_command(tmp_path, monkeypatch):
+  """Each writes its files, and both are compared with the first one."""
+  truncated_NG, texts_NG = [[0] * 3] * 3, [["1"] * 3] * 3
+  correct = dict(
+      sft=[[0, 0, 0], [0, 1, 0], [0, 0, 0]],
+      best=[[1, 1, 0], [0, 1, 0], [1, 1, 1]],
+  )
+  answer = lambda text, row: text  # noqa: E731
+
+  def evaluated(c, params, *_, **__):
+    made = [responses(correct[params], truncated_NG, texts_NG)]
+    found = accuracy.summarize_sets(made, (), answer, mean_of=2, score_of=2)
+    return found, made
+
+  said, tables, checked = [], [], []
+  monkeypatch.setattr(evaluate, "evaluate", evaluated)
+  monkeypatch.setattr(
+      evaluate.trained, "policy", lambda c, x, **_: (x, None, 7, f"policy {x}")
+  )
+  monkeypatch.setattr(
+      evaluate.trained, "require", lambda c, x, output: checked.append(x)
+  )
+  c = importlib.import_module("configs.base").arithmetic()
+  c.evaluate.update(mean_of=2, validation=False)
+  display = types.SimpleNamespace(
+      say=said.append, table=lambda *x: tables.append(x)
+  )
+  parts = dict(
+      output=Output(tmp_path, None, display, None),
+      row_source=types.SimpleNamespace(
+          task=types.SimpleNamespace(answer=answer), files=None
+      ),
+      model=types.SimpleNamespace(mesh=None),
+      **dict.fromkeys(("tok", "engine", "reward_runner", "environments")),
+  )
+  done = evaluate.run(c, "sft, best,sft", **parts)
+  assert checked == ["sft", "best"] and len(done) == 2
+  names = [x.path.name for x in done]
+  assert names == ["prompts-sft.jsonl", "prompts-best.jsonl"]
+  metrics = json.loads((tmp_path / "evaluation-best.json").read_text())
+  name = "val-aux/sums/minus_sft/acc"
+  assert metrics[f"{name}/mean@2"] == pytest.approx(2 / 3)
+  assert metrics[f"{name}/greedy"] == pytest.approx(1 / 3)
+  first = json.loads((tmp_path / "evaluation-sft.json").read_text())
+  assert not any("minus" in x for x in first)
+  title, head, rows = tables[-1]
+  assert "difference from sft, paired" in title and head[3:] == ["sft", "best"]
+  mean = next(row for row in rows if row[1] == "mean@2")
+  assert mean[3].startswith("16.7% +- ") and "(+66.7 +- " in mean[4]
+  assert (tmp_path / side_by_side.FILE).read_text().count("\n") == 2 + len(rows)
+  # Another work directory, whose policy comes second.
+  (tmp_path / "other").mkdir()
+  parts["output"] = parts["output"]._replace(workdir=tmp_path / "other")
+  done = evaluate.run(c, "best", earlier=done[:1], **parts)
+  assert tables[-1][1][3:] == ["sft", "other/best"]
+  # One evaluation has no table of several.
+  count = len(tables)
+  assert len(evaluate.run(c, "best", **parts)) == 1
+  assert len(tables) == count + 1
 
 
 def test_a_score_on_prompts_that_chose_is_said():

@@ -96,13 +96,16 @@ def printed(tmp_path, monkeypatch):
   row = '{"question": "1+1?", "answer": "2", "response": "2"}\n'
   for name in ("rows.jsonl", "test.jsonl", "held_out.jsonl"):
     (tmp_path / name).write_text(row)
-  runs = ("runs/dapo", "runs/tiny", "runs/my_run", "runs/my_sft")
+  runs = [f"runs/{x}" for x in "dapo grpo sums tiny my_run my_sft".split()]
   for name in ("DATA", "tokenizer", "runs/rates/generated/0", *runs):
     (tmp_path / name).mkdir(parents=True)
   checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
+  for name in ("DIR", "OTHER"):
+    checkpoints.checkpoint(tmp_path / name, max_position_embeddings=10**5)
   own = f"{tmp_path}/my_run.py"
   for name, path in (
       ("dapo", "dapo"),
+      ("grpo", "grpo"),
       ("tiny", f"{own}:tiny"),
       ("my_run", own),
   ):
@@ -111,10 +114,15 @@ def printed(tmp_path, monkeypatch):
     saved.write_text(json.dumps(fields))
   (tmp_path / "runs" / "dapo" / "prompts-sft.jsonl").touch()
   monkeypatch.chdir(tmp_path)
-  _, given = command_line._split_fields(sft_page.commands()[0])
-  fields = config.flat(checked.checked("configs/sft.py", given)[0])
-  saved = tmp_path / "runs" / "my_sft" / "config.json"
-  saved.write_text(json.dumps(fields))
+  [sums] = [x for _, x in commands() if "--workdir=runs/sums" in x][:1]
+  for name, path, argv in (
+      ("my_sft", "configs/sft.py", sft_page.commands()[0]),
+      ("sums", "dapo", shlex.split(sums)),
+  ):
+    _, given = command_line._split_fields(argv)
+    fields = config.flat(checked.checked(path, given)[0])
+    saved = tmp_path / "runs" / name / "config.json"
+    saved.write_text(json.dumps(fields))
   monkeypatch.syspath_prepend(str(tmp_path))
   # DIR and rows.jsonl are names of the user's: tests/test_first_hour.py.
   monkeypatch.setattr(command_line.file_checks, "check", lambda *_: None)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import checkpoints
 import pytest
 from conftest import ROOT, child_env
 
@@ -26,7 +27,7 @@ def prepared(*flags):
   try:
     return main._prepare(["main", *flags])
   finally:
-    for name in ("config", "workdir", "stage"):
+    for name in ("config", "workdir", "stage", "step"):
       main.FLAGS[name].value = saved[name]
 
 
@@ -192,6 +193,48 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   path.write_text(json.dumps(saved | {"surrogate.args.clip_high": 0.25}))
   with pytest.raises(errors.ConfigError, match="clip_high: 0.25 -> 0.28"):
     prepared(DAPO, f"--workdir={tmp_path}")
+
+
+def test_several_policies_of_one_evaluation(tmp_path, monkeypatch, capsys):
+  """Runs and models; all with the noise of the first, which is said."""
+  monkeypatch.chdir(tmp_path)
+  saved = config.flat(config.with_defaults(dapo.get_config()))
+  changes = {"a,seed=0": {}, "b": {"seed": 3, "evaluate.samples": 4}}
+  for name, change in changes.items():
+    (tmp_path / name).mkdir()
+    text = json.dumps(saved | change)
+    (tmp_path / name / "config.json").write_text(text)
+  model = str(checkpoints.checkpoint(tmp_path / "model", "qwen2"))
+  flags = "--stage=evaluate", "--workdir=a,seed=0,b,b", "--step=sft,20"
+  c, workdir, *others = prepared(*flags, f"--config.evaluate.models={model}")
+  assert str(workdir) == "a,seed=0"
+  [(b, place, step), (of_model, directory, newest)] = others
+  assert (str(place), step, newest) == ("b", "sft,20", "newest")
+  assert directory == workdir / "models" / model.replace("/", "_").strip("_")
+  assert (c.seed, b.seed, of_model.seed) == (0, 0, 0)
+  assert (of_model.model.path, of_model.tokenizer) == (model, "")
+  assert of_model.model.layers == 3 and of_model.sft.steps == 0
+  assert c.sft.steps and c.model.layers != 3
+  said = capsys.readouterr().out
+  assert "b: sampled with seed 0, as a,seed=0 is" in said
+  assert "warning: b is not evaluated as a,seed=0 is: evaluate.samples = 4" in (
+      said
+  )
+  prepared(*flags, "--config.evaluate.samples=8")
+  assert "warning" not in capsys.readouterr().out
+  (tmp_path / "model" / "config.json").write_text("{}")
+  for wrong, words in (
+      ([*flags[:1], "--workdir=b,nowhere"], "nowhere: holds no run"),
+      ([*flags, f"--config.evaluate.models={model}"], "evaluate.models: model"),
+      ([DAPO, *flags], "leave --config out"),
+      (["--stage=export", "--workdir=a,seed=0,b"], "a,seed=0,b: has no config"),
+  ):
+    monkeypatch.chdir(ROOT if DAPO in wrong else tmp_path)
+    if DAPO in wrong:
+      wrong = [x.replace("=a,", f"={tmp_path}/a,") for x in wrong]
+      wrong = [x.replace(",b,b", f",{tmp_path}/b") for x in wrong]
+    with pytest.raises(errors.ConfigError, match=words):
+      prepared(*wrong)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -10,9 +10,10 @@ from test_evaluate import responses
 
 from rl_reason.base import errors
 from rl_reason.checks import run_directory
-from rl_reason.evaluation import accuracy
+from rl_reason.evaluation import accuracy, side_by_side
 from rl_reason.report import compare, paired
 from rl_reason.stages import evaluate
+from rl_reason.tasks import Row
 
 Z2 = 1.959964**2
 
@@ -75,12 +76,47 @@ def test_pairs_are_of_equal_prompts():
   assert first.half == paired.interval(np.array([1.0, -1]), share=True)[1]
   assert essay == ("essays", "reward", "mean@4", 1, 0, 3, 1.5, 0)
   lines = paired.unpaired("run/sft", [first, essay], values[0])
-  assert lines[0].startswith("other: no prompt and score in common with run/s")
+  assert lines[0].startswith("other: no problem and score in common with run/")
+  copies = {("sums~numbers", "acc"): {}}
+  [said] = paired.unpaired("run/sft", [], copies)
+  assert said.endswith("evaluate both with the same evaluate.perturb")
   assert lines[1].startswith("sums: 2 prompts are not in both")
   rows = paired.table({"sft": [first, essay]})
   assert rows[0][:6] == ["sft", "sums", "greedy", "2", "50.0%", "50.0%"]
   assert rows[0][6] == f"+0.0 +- {100 * first.half:.1f}"
   assert rows[1][-1] == "+1.5 +- 0"
+
+
+def test_pairs_are_of_equal_problems():
+  """Rows of files pair across templates, and copies by their originals."""
+  rows = [Row(f"{n}?", "1", columns={"n": n, "b": [1]}) for n in range(3)]
+  other = [
+      x._replace(prompt=f"<user> {x.prompt}", columns={"b": [1], **x.columns})
+      for x in rows[::-1]
+  ]
+  made = responses([[1, 1], [0, 1], [0, 0]], [[0] * 2] * 3, [["1"] * 2] * 3)
+  take = dict(answer=lambda text, row: text, mean_of=1)
+  values = [
+      paired.values_of(accuracy.lines_of_prompts(made._replace(rows=x), **take))
+      for x in (rows, other)
+  ]
+  found = {x.name: x for x in paired.differences(*values)}
+  assert found["mean@1"].prompts == 3 and found["mean@1"].alone == 0
+  [of_set] = values[0].values()
+  [there] = values[1].values()
+  assert [x["mean@1"] for x in of_set.values()] == [1, 0, 0]
+  assert [there[x]["mean@1"] for x in of_set] == [0, 0, 1]
+  copies = made._replace(
+      rows=[Row("7?", "1"), Row("8?", "1")],
+      correct_NG=made.correct_NG[:2],
+      truncated_NG=made.truncated_NG[:2],
+      texts_NG=made.texts_NG[:2],
+  )
+  lines = accuracy.lines_of_prompts(copies, originals=rows[1:], **take)
+  assert [x["prompt"] for x in lines] == ["7?", "8?"]
+  assert [*paired.values_of(lines)["sums", "acc"]] == [*of_set][1:]
+  generated = accuracy.lines_of_prompts(made, **take)
+  assert all(x["problem"] == x["prompt"] for x in generated)
 
 
 def test_what_an_evaluation_writes_is_read(tmp_path):
@@ -142,3 +178,45 @@ def test_evaluations_are_compared_on_the_screen_and_on_the_page(tmp_path):
       *("two/newest", "sums", "greedy", "3", "100.0%", "0.0%")
   ]
   assert page["paired"][1][6].startswith("-100.0 ± ")
+
+
+def evaluation(path, greedy, of_set="sums"):
+  """An evaluation of the prompts a, b, c with these greedy scores."""
+  lines = [
+      line(x, of_set, greedy=y) for x, y in zip("abc", greedy, strict=False)
+  ]
+  mean = sum(greedy) / len(greedy)
+  metrics = {f"val-core/{of_set}/acc/greedy": mean}
+  metrics[f"val-aux/{of_set}/response_length/mean"] = 9.0
+  metrics[f"val-aux/{of_set}/difficulty_2/acc/mean@1"] = 1.0
+  return side_by_side.Evaluation(path, metrics, paired.values_of(lines))
+
+
+def test_evaluations_of_a_command_are_in_one_table(tmp_path):
+  """Three policies; the last one has two of the three prompts.
+
+  Of the common prompts, 1 and 0 against 0 and 0: half of a point in two.
+  """
+  sft = evaluation(tmp_path / "a" / "prompts-sft.jsonl", [1, 0, 0])
+  best = evaluation(tmp_path / "a" / "prompts-best.jsonl", [1, 1, 0])
+  other = evaluation(tmp_path / "b" / "prompts-best.jsonl", [0, 0])
+  head, rows = side_by_side.table([sft, best, other])
+  assert head == ["set", "score", "pairs", "a/sft", "a/best", "b/best"]
+  score, length = rows
+  halves = [
+      paired.interval(np.array(x, float), share=True)[1]
+      for x in ([0, 1, 0], [-1, 0])
+  ]
+  assert score == [
+      *("sums", "greedy", "2", "33.3%"),
+      f"66.7% (+33.3 +- {100 * halves[0]:.1f})",
+      f"0.0% (-50.0 +- {100 * halves[1]:.1f})",
+  ]
+  assert length == ["sums", "response length", side_by_side.NONE] + ["9.0"] * 3
+  essays = evaluation(tmp_path / "c" / "prompts-1.jsonl", [1], "es|says")
+  head, rows = side_by_side.table([sft, essays])
+  assert rows[-2] == ["es|says", "greedy", *side_by_side.NONE * 2, "100.0%"]
+  first, second, *_, last = side_by_side.markdown(head, rows).splitlines()
+  assert first == "| set | score | pairs | a/sft | c/1 |"
+  assert second == "| --- | --- | --- | --- | --- |"
+  assert last == "| es\\|says | response length | – | – | 9.0 |"

@@ -14,7 +14,7 @@ from rl_reason.data.screening import Fault
 from rl_reason.evaluation import accuracy
 from rl_reason.report import paired
 from rl_reason.stages import evaluate
-from rl_reason.tasks import Row, arithmetic, countdown
+from rl_reason.tasks import Row, arithmetic, chain, countdown, xor
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(arithmetic.DIFFICULTIES))
@@ -52,7 +52,50 @@ def test_copies_with_other_numbers_are_held_out(task):
     assert row.difficulty == rows[n].difficulty
   alone = types.SimpleNamespace(renumber=lambda row, rng: row)
   made = perturbations.copies(["numbers"], {"set": rows[:1]}, alone, {}, None)
-  assert "no other numbers are held out" in made["set~numbers"][0].reason
+  assert "no other copy is held out" in made["set~numbers"][0].reason
+
+
+def test_a_copy_depends_on_its_prompt_alone():
+  """So that evaluations with other numbers of prompts have pairs."""
+  rng = np.random.default_rng(3)
+  rows = [tasks.draw(xor, rng, (3,), evaluation=True) for _ in range(4)]
+  names = ["numbers", "names"]
+  last = [row._replace() for row in rows[2:]]
+  few = perturbations.copies(names, {"set": last}, xor, {}, None)
+  many = perturbations.copies(names, {"set": rows}, xor, {}, None)
+  for name in ("set~numbers", "set~names"):
+    assert [*few[name].values()] == [*many[name].values()][2:]
+  assert few["set~numbers"] != few["set~names"]
+
+
+@pytest.mark.parametrize("task", [xor, chain])
+def test_other_bits_and_other_names_of_letters(task):
+  """The demonstration of the copy is correct for the copy, not for the row.
+
+  Other names: the same cases, in another order of letters, with the same
+  answer. Other numbers: the same letters, with other cases.
+  """
+  rng = np.random.default_rng(5)
+  for level in task.DIFFICULTIES:
+    row = task.problem(rng, level)
+    marks = "".join(x for x in row.prompt if not x.isalpha())
+    named, other = task.rename(row, rng), task.renumber(row, rng)
+    for copy in (named, other):
+      assert copy.difficulty == level and copy.prompt.endswith(marks)
+      assert sorted(copy.prompt.lower()) == sorted(row.prompt.lower())
+      for style in task.STYLES:
+        response = task.demonstrate(copy, style, rng)
+        assert task.verify(response, copy)
+        assert task.answer(response, copy) == copy.answer
+      assert not task.verify(task.demonstrate(row, "steps", rng), copy)
+    case = [x.isupper() for x in row.prompt]
+    assert [x.isupper() for x in named.prompt] == case
+    assert named.prompt.lower() != row.prompt.lower()
+    assert named.answer == row.answer
+    assert other.prompt.lower() == row.prompt.lower()
+    assert [x.isupper() for x in other.prompt] != case
+  answers = {task.renumber(row, rng).answer for _ in range(40)}
+  assert len(answers) > 4
 
 
 def example(question, kind="math"):
@@ -92,6 +135,12 @@ def test_copies_of_questions_of_files():
   assert used == {*worded}, "every wording but the unchanged one"
   assert "program" in made["rows~distractor"][20].reason
   assert made["rows~paraphrase"][21].reason == "too long"
+  ask = lambda x: build(x) | dict(prompt="the task")  # noqa: E731
+  made = perturbations.copies(
+      names, {"rows": rows[:1]}, None, {"rows": questions}, ask
+  )
+  for of_set in made.values():  # a prompt of its own would equal the original
+    assert of_set[0].reason == "the template writes the question itself"
 
 
 def test_distractors_have_numbers_and_no_equal_sentence():
@@ -109,7 +158,10 @@ def test_which_copies_a_task_can_have():
       ("number", "arithmetic", "'number' is none of paraphrase, dis"),
       ("paraphrase", "arithmetic", "is for questions of files"),
       ("numbers", "files", "the task files has no function renumber"),
-      ("numbers", "xor", "the task xor has no function renumber"),
+      ("numbers", "guess", "the task guess has no function renumber.*numbers$"),
+      ("paraphrase", "xor", "form of their own; it can have numbers, names"),
+      ("names", "arithmetic", "no function rename.* can have numbers$"),
+      ("names", "files", "no function rename.* can have paraphrase, dist"),
   ):
     with pytest.raises(ValueError, match=words):
       parse(text, task)
@@ -127,11 +179,12 @@ def test_the_drop_is_paired_by_prompt():
       truncated_NG=np.zeros((2, 2)),
       texts_NG=texts[:2],
   )
+  rows = dict(first=None, second=[first.rows[0], first.rows[2]])
   lines = [
       line
-      for x in (first, second)
+      for x, originals in zip((first, second), rows.values(), strict=True)
       for line in accuracy.lines_of_prompts(
-          x, lambda text, row: text, mean_of=1
+          x, lambda text, row: text, mean_of=1, originals=originals
       )
   ]
   tables = []

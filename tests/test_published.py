@@ -60,6 +60,78 @@ def test_a_published_prompt_is_verbatim(name):
   assert turn["content"] == PROMPTS[name]
 
 
+def task(number, **fields):
+  """A row of MBPP."""
+  tests = [f"assert f({n}) == {n + number}" for n in range(4)]
+  code = f"def f(x):\r\n  return x + {number} "
+  row = dict(task_id=number, text=f"Add {number}.", code=code, test_list=tests)
+  return row | fields
+
+
+HEAD = "You are an expert Python programmer, and here is your task: "
+
+
+def asked(number):
+  tests = "\n".join(f"assert f({n}) == {n + number}" for n in range(3))
+  return (
+      f"{HEAD}Add {number}. Your code should pass these tests:\n\n{tests}\n"
+      "[BEGIN]\n"
+  )
+
+
+SOLVED = "".join(
+    f"{asked(n)}def f(x):\r\n  return x + {n} \n[DONE]\n\n" for n in (2, 3, 4)
+)
+
+
+@pytest.mark.parametrize("place", ["file", "directory", "lacking", "unsolved"])
+def test_the_prompt_of_mbpp_begins_with_three_solved_tasks(
+    make, tmp_path, place
+):
+  """They are rows of the file, or of the split beside it, and not scored."""
+  rows = [task(n) for n in (11, 4, 3, 2)]
+  files = dict(test=rows)
+  if place == "directory":
+    files = dict(test=rows[:1], prompt=rows[1:])
+  if place == "lacking":
+    files = dict(test=rows[:3])
+  if place == "unsolved":
+    files = dict(test=[*rows[:3], task(2, code="")])
+  for name, of_file in files.items():
+    text = "".join(json.dumps(x) + "\n" for x in of_file)
+    (tmp_path / f"{name}.jsonl").write_text(text)
+  source = tmp_path if place == "directory" else tmp_path / "test.jsonl"
+  c = make([("2+2?", "4")], template="code=published,plain")
+  c.rollout.max_prompt = 2000
+  c.data.evaluate = f"mbpp:test@{source}"
+  said, found = prepared(c, tmp_path / "run")
+  prompts = [x.prompt for x in tiny_data.rows(found, "evaluate")]
+  fields = {"data.template": "published", "data.chat": False}
+  protocol = published.PUBLISHED["mbpp"]
+  differ = published.differences(protocol, "code", 500, fields, prompts[0])
+  warned = [x for x in said if "lacks the tasks 2, 3, 4 (task_id)" in x]
+  if place in ("file", "directory"):
+    assert prompts == [SOLVED + asked(11)] and not warned and not differ
+    dropped = (found / "quarantine.jsonl").read_text()
+    count = dropped.count("it is a solved task of the published prompt")
+    assert count == (3 if place == "file" else 0)
+  else:
+    ids = [11, 4, 3] if place == "lacking" else [11, 4, 3, 2]
+    assert prompts == [*map(asked, ids)] and len(warned) == 1
+    assert differ == ["no solved tasks in the prompt, not 3"]
+  if place == "lacking":  # the rows come: the prompts are written anew
+    path = tmp_path / "test.jsonl"
+    path.write_text(path.read_text() + json.dumps(rows[3]))
+    said, found = prepared(c, tmp_path / "run")
+    [row] = tiny_data.rows(found, "evaluate")
+    assert row.prompt == SOLVED + asked(11)
+    assert not any("lacks the tasks" in x for x in said)
+  if place == "file":  # another template has no solved tasks
+    c.data.template = "plain"
+    _, found = prepared(c, tmp_path / "plain")
+    assert len(tiny_data.rows(found, "evaluate")) == 4
+
+
 def test_the_task_of_mbpp_without_the_three_solved_ones():
   protocol = published.PUBLISHED["mbpp"]
   assert protocol.template(RAW["mbpp"][0]).prompt("unused") == (

@@ -8,9 +8,22 @@ import pytest
 
 from rl_reason import tasks
 from rl_reason.data import held_out
-from rl_reason.tasks import Row, arithmetic, chain, countdown, xor
+from rl_reason.tasks import (
+    Row,
+    arithmetic,
+    chain,
+    countdown,
+    operators,
+    xor,
+)
 
-TASKS = dict(arithmetic=arithmetic, countdown=countdown, xor=xor, chain=chain)
+TASKS = dict(
+    arithmetic=arithmetic,
+    operators=operators,
+    countdown=countdown,
+    xor=xor,
+    chain=chain,
+)
 CHAIN = Row("5-1+1+9-6=", "8", 5)  # 4, 5, 14, 8
 
 
@@ -241,6 +254,41 @@ def test_countdown_styles():
     hasty_right += countdown.verify(hasty, row)
   assert retried > 60
   assert 5 < hasty_right < 140
+
+
+# --- operators ---------------------------------------------------------------
+
+
+def from_left_to_right(chain):
+  """The totals of a chain, by Python's own arithmetic of pairs."""
+  total, out = int(chain[0]), []
+  for i in range(1, len(chain), 2):
+    total = eval(f"{total}{chain[i : i + 2]}")
+    out.append(total)
+  return out
+
+
+@pytest.mark.parametrize("level", operators.DIFFICULTIES)
+def test_the_difficulty_says_which_operators_there_are(level):
+  kind, operands = divmod(level, 10)
+  rng = np.random.default_rng(level)
+  found = set()
+  for _ in range(30):
+    row = operators.problem(rng, level)
+    other = operators.renumber(row, rng)
+    assert other.prompt[1::2] == row.prompt[1::2]
+    for x in (row, other):
+      signs = set(x.prompt[1:-1:2])
+      assert signs - {"+"} == set("+-*"[kind]) - {"+"}
+      assert len(x.prompt) == 2 * operands == len(operators.longest(level))
+      totals = from_left_to_right(x.prompt[:-1])
+      assert 0 <= min(totals) and max(totals) <= 99
+      assert x.answer == str(totals[-1]) and x.difficulty == level
+      careful = operators.demonstrate(x, "careful", rng)
+      assert operators.verify(careful, x)
+      assert [int(y.split("=")[1]) for y in careful.split(";")[:-1]] == totals
+    found.add(row.prompt)
+  assert len(found) > 5
 
 
 # --- both --------------------------------------------------------------------

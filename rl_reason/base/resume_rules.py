@@ -99,6 +99,7 @@ FREE = (
     "updates.token_budget",
     "content.",  # of content.record
     "evaluate.against",
+    "evaluate.models",
     "evaluate.perturb",
     "evaluate.long_prompts",
 )

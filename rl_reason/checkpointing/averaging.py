@@ -1,7 +1,7 @@
 """Averages of the parameters of several checkpoints of a run.
 
-'20,30,40' is the mean of the parameters of three steps (stochastic weight
-averaging, arXiv:1803.05407). '20,30,40@0.9' is their exponential moving
+'20+30+40' is the mean of the parameters of three steps (stochastic weight
+averaging, arXiv:1803.05407). '20+30+40@0.9' is their exponential moving
 average, which begins with the first one: a = .9 a + .1 x for each later x.
 Sums are in float32, in the order of the steps.
 """
@@ -37,15 +37,15 @@ class Average(NamedTuple):
 
 
 def parse(text: str) -> Average | None:
-  """The steps of '20,30,40' or '20,30,40@0.9'; None for another text.
+  """The steps of '20+30+40' or '20+30+40@0.9'; None for another text.
 
   Raises:
     ValueError: steps are not in order, or the decay is not between 0 and 1.
   """
-  found = re.fullmatch(r"(\d+(?:,\d+)+)(?:@(\d*\.?\d+))?", text)
+  found = re.fullmatch(r"(\d+(?:\+\d+)+)(?:@(\d*\.?\d+))?", text)
   if not found:
     return None
-  steps = tuple(map(int, found[1].split(",")))
+  steps = tuple(map(int, found[1].split("+")))
   if list(steps) != sorted(set(steps)):
     raise ValueError("name each step once, oldest first")
   decay = float(found[2]) if found[2] else None

@@ -7,7 +7,7 @@ that it names, and the work directory.
 import difflib
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -20,6 +20,7 @@ from rl_reason.checks import (
     file_checks,
     machine_checks,
     phase_rules,
+    policies,
     replay_rules,
     run_directory,
     saved_config,
@@ -135,10 +136,45 @@ def prepare(
             "--config is missing; for instance --config=configs/dapo.py"
         )
       directory = pathlib.Path(workdir)
+      if stage == "evaluate":
+        directory = run_directory.evaluated(workdir)[0]
       config, notes = saved_config.read(directory, stage, given)
       return config, directory, notes
     faults.end()
   return examine(path, given, workdir, stage, faults, trace=trace)
+
+
+def evaluated_beside(
+    first: policies.Policy,
+    stage: str,
+    path: str | None,
+    given: Mapping[str, Any],
+    workdir: str | None,
+    say: Callable[[str], None],
+) -> list[policies.Policy]:
+  """What --stage=evaluate evaluates besides its first policy.
+
+  Args:
+    first: the config and the work directory that `prepare` returned, and the
+      names of checkpoints.
+    stage: of `main.STAGES`; another one has no further policies.
+    path: as of `prepare`.
+    given: as of `prepare`.
+    workdir: as of `prepare`.
+    say: shows a line.
+
+  Raises:
+    ConfigError: one of the policies cannot be evaluated.
+  """
+  if stage != "evaluate":
+    return []
+  several = run_directory.evaluated(config_lib.home(workdir or ""))[1:]
+  if path is not None and several:
+    raise errors.ConfigError(
+        f"--workdir = {workdir}: each of several runs has its own config: leave"
+        " --config out"
+    )
+  return policies.others(first, several, given, say)
 
 
 def examine(

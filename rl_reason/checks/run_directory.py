@@ -81,6 +81,19 @@ def several(text: str) -> list[pathlib.Path]:
   return _paths(text, lambda x: (x / "metrics.jsonl").exists(), fault)
 
 
+def evaluated(text: str) -> list[pathlib.Path]:
+  """The work directories that one --stage=evaluate evaluates: 'a,b,c'.
+
+  Raises:
+    ConfigError: there are several, and one of them holds no run.
+  """
+  if "," not in text or pathlib.Path(text).exists():
+    return [pathlib.Path(text)]
+  fault = "--workdir = {}: holds no run (config.json is missing)"
+  paths = _paths(text, lambda x: (x / "config.json").exists(), fault)
+  return [*dict.fromkeys(paths)]
+
+
 def evaluations(text: str) -> list[pathlib.Path]:
   """The files of evaluate.against, 'a,b,c'; a name may contain commas.
 

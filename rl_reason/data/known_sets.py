@@ -438,7 +438,7 @@ KNOWN = {
     ),
     "mbpp": Known(
         "google-research-datasets/mbpp",
-        {x: f"full/{x}*" for x in ("train", "validation", "test")},
+        {x: f"full/{x}*" for x in ("prompt", "train", "validation", "test")},
         _mbpp_question,
         _mbpp_answer,
         solution=column("code"),

@@ -6,11 +6,16 @@ distractor   a sentence before the question that has a number and is beside the
 numbers      the same problem with other numbers and another answer, as in
              GSM-Symbolic (Mirzadeh et al. 2024, arXiv:2410.05229); the task
              computes them
+names        the same problem with other names for its parts, as in
+             GSM-Symbolic
 
-The first two are for rows of files, whose questions are texts; the last is for
-tasks with a function `renumber(row, rng) -> Row`.
+The first two are for rows of files, whose questions are texts; the others are
+for tasks with a function `renumber(row, rng) -> Row` or `rename(row, rng) ->
+Row`. The copies of a row depend on its prompt alone, so that evaluations with
+other numbers of prompts have the same copies.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +26,13 @@ from rl_reason.data import screening, templates
 from rl_reason.data.datasets import Example
 from rl_reason.data.screening import Fault
 
-NAMES = PARAPHRASE, DISTRACTOR, NUMBERS = "paraphrase", "distractor", "numbers"
+PARAPHRASE, DISTRACTOR = "paraphrase", "distractor"
+# Name -> the function of a task that makes a copy, and what it computes.
+BY_TASK = {
+    "numbers": ("renumber", "the answer for other numbers"),
+    "names": ("rename", "the same problem with other names"),
+}
+NAMES = PARAPHRASE, DISTRACTOR, *BY_TASK
 DISTRACTORS = (
     "The ferry to the island leaves at 7:40 on weekdays.",
     "A neighbour keeps 12 pigeons on the roof.",
@@ -29,7 +40,7 @@ DISTRACTORS = (
     "The oldest oak of the park is 240 years old.",
     "The library of the town has 3 floors.",
 )
-DRAWS = 1000  # of other numbers, to find a held-out prompt
+DRAWS = 1000  # of a copy, to find a held-out prompt
 
 # Name of the copies -> index of a row -> its copy, or why it has none.
 Copies = dict[str, dict[int, tasks.Row | Fault]]
@@ -45,17 +56,29 @@ def parse(text: str, task_name: str) -> list[str]:
   for name in names:
     if name not in NAMES:
       raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
-    if name != NUMBERS and task_name != tasks.FILES:
+    if name in BY_TASK:
+      function, computes = BY_TASK[name]
+      if not hasattr(tasks.get(task_name), function):
+        raise ValueError(
+            f"the task {task_name} has no function {function}(row, rng), which"
+            f" computes {computes}{_others(task_name)}"
+        )
+    elif task_name != tasks.FILES:
       raise ValueError(
           f"{name} is for questions of files (task.name = 'files'), since the"
-          f" prompts of {task_name} have a form of their own; use 'numbers'"
-      )
-    if name == NUMBERS and not hasattr(tasks.get(task_name), "renumber"):
-      raise ValueError(
-          f"the task {task_name} has no function renumber(row, rng), which"
-          " computes the answer for other numbers"
+          f" prompts of {task_name} have a form of their own"
+          f"{_others(task_name)}"
       )
   return list(dict.fromkeys(names))
+
+
+def _others(task_name: str) -> str:
+  """Words on the copies that a task can have, after the reason of another."""
+  found = [PARAPHRASE, DISTRACTOR]
+  if task_name != tasks.FILES:
+    task = tasks.get(task_name)
+    found = [x for x, (name, _) in BY_TASK.items() if hasattr(task, name)]
+  return f"; it can have {', '.join(found)}" if found else ""
 
 
 def copies(
@@ -81,8 +104,8 @@ def copies(
   for of_set, rows in sets.items():
     for name in names:
       out[f"{of_set}~{name}"] = {
-          n: _renumbered(task, row, n)
-          if name == NUMBERS
+          n: _by_task(task, BY_TASK[name][0], row)
+          if name in BY_TASK
           else _reworded(name, examples[of_set][n], build)
           for n, row in enumerate(rows)
       }
@@ -104,14 +127,18 @@ def _reworded(
   found = build(example._replace(question=question))
   if isinstance(found, Fault):
     return found
+  plain = build(example)
+  if not isinstance(plain, Fault) and plain["prompt"] == found["prompt"]:
+    return Fault("the template writes the question itself", question)
   return tasks.Row(**{x: found[x] for x in tasks.Row._fields})
 
 
-def _renumbered(task: Any, row: tasks.Row, index: int) -> tasks.Row | Fault:
-  """The row with other numbers; its prompt is held out, too."""
-  rng = np.random.default_rng((20261124, index))
+def _by_task(task: Any, function: str, row: tasks.Row) -> tasks.Row | Fault:
+  """The copy that the task makes; its prompt is held out, too."""
+  seed = hashlib.sha256(f"{function} {row.prompt}".encode()).digest()[:8]
+  rng = np.random.default_rng(int.from_bytes(seed, "big"))
   for _ in range(DRAWS):
-    found = task.renumber(row, rng)
+    found = getattr(task, function)(row, rng)
     if found.prompt != row.prompt and tasks.held_out(found.prompt):
       return found
-  return Fault(f"no other numbers are held out in {DRAWS} draws", row.prompt)
+  return Fault(f"no other copy is held out in {DRAWS} draws", row.prompt)

@@ -5,7 +5,7 @@ prompt. `data.template = "published"` asks with them. `source` says which paper,
 or which evaluation code, has prompt and sampling.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.data import templates
@@ -23,8 +23,8 @@ class Protocol(NamedTuple):
     samples: responses to each prompt, whose mean accuracy is the score.
     temperature, top_p: of sampling; temperature 0 is greedy.
     tokens: maximum length of a response; 0 where the source has none.
-    shots: solved tasks that the source puts before the question. Prompts here
-      have none, since these tasks are rows of the set.
+    shots: task_id of the rows of the set whose solutions the source puts before
+      the question; they are not scored.
     chat: whether the prompt is a turn of a chat; base models continue a text.
   """
 
@@ -36,7 +36,7 @@ class Protocol(NamedTuple):
   temperature: float = 0.0
   top_p: float = 1.0
   tokens: int = 0
-  shots: int = 0
+  shots: tuple[int, ...] = ()
   chat: bool = True
 
   @property
@@ -44,12 +44,33 @@ class Protocol(NamedTuple):
     """The name of the published score among the metrics of a set."""
     return f"mean@{self.samples}" if self.temperature else "greedy"
 
-  def template(self, row: Mapping[str, Any]) -> templates.Template:
-    """The template of a row."""
+  @property
+  def end(self) -> str:
+    """What ends a solution."""
+    return self.response.partition("{solution}")[2]
+
+  def template(
+      self, row: Mapping[str, Any], solved: str = ""
+  ) -> templates.Template:
+    """The template of a row; `solved` are the solved tasks before it."""
     prompt = self.prompt
     if isinstance(prompt, str):
       return templates.Template(prompt, self.response)
-    return templates.Template(lambda question: prompt(row), self.response)
+    return templates.Template(
+        lambda question: solved + prompt(row), self.response
+    )
+
+  def solved(self, rows: Iterable[Mapping[str, Any]]) -> str:
+    """The solved tasks before a question; '' if the rows lack one of them."""
+    assert callable(self.prompt)
+    found: dict[int, str] = {}
+    for row in rows:
+      if row.get("task_id") in self.shots and row.get("code"):
+        solution = f"{self.prompt(row)}{row['code']}{self.end}\n\n"
+        found.setdefault(row["task_id"], solution)
+      if len(found) == len(self.shots):
+        return "".join(found[x] for x in self.shots)
+    return ""
 
 
 _ANSWER = "{solution}\nAnswer: {answer}"
@@ -131,14 +152,18 @@ PUBLISHED = {
         _mbpp,
         "{solution}\n[DONE]",
         prompts=500,
-        shots=3,
+        shots=(2, 3, 4),
         chat=False,
     ),
 }
 
 
 def differences(
-    protocol: Protocol, kind: str, prompts: int, fields: Mapping[str, Any]
+    protocol: Protocol,
+    kind: str,
+    prompts: int,
+    fields: Mapping[str, Any],
+    prompt: str = "",
 ) -> list[str]:
   """In what an evaluation differs from a protocol, 'field = value, not value'.
 
@@ -147,6 +172,7 @@ def differences(
     kind: of its rows.
     prompts: number of prompts that were evaluated.
     fields: the flat config of the evaluation.
+    prompt: one of them, which shows how many solved tasks it begins with.
   """
   used: dict[str, Any] = dict(fields)
   wanted: dict[str, Any] = {"data.chat": protocol.chat, "data.system": ""}
@@ -170,8 +196,12 @@ def differences(
       for name, value in wanted.items()
       if name in used and used[name] != value
   ]
-  if protocol.shots:
-    out.append(f"no solved tasks in the prompt, not {protocol.shots}")
+  wanted_shots = len(protocol.shots)
+  shots = prompt.count(protocol.end) if wanted_shots else 0
+  if shots != wanted_shots:
+    out.append(
+        f"{shots or 'no'} solved tasks in the prompt, not {wanted_shots}"
+    )
   if prompts != protocol.prompts:
     out.append(f"{prompts:,} prompts, not {protocol.prompts:,}")
   return out
@@ -182,7 +212,7 @@ def line(name: str, row: Any, prompts: int, fields: Mapping[str, Any]) -> str:
 
   Args:
     name: of the set in metrics.
-    row: one of its rows, with `source` and `kind`.
+    row: one of its rows, with `source`, `kind` and `prompt`.
     prompts: number of prompts that were evaluated.
     fields: the flat config of the evaluation.
   """
@@ -190,6 +220,7 @@ def line(name: str, row: Any, prompts: int, fields: Mapping[str, Any]) -> str:
   if protocol is None or not protocol.prompts:
     return ""
   score = f"{protocol.metric} of {protocol.source}"
-  if found := differences(protocol, row.kind, prompts, fields):
+  found = differences(protocol, row.kind, prompts, fields, row.prompt)
+  if found:
     return f"{name}: not comparable with {score}: {'; '.join(found)}"
   return f"{name}: {protocol.metric} is the score of {protocol.source}"

@@ -1,5 +1,7 @@
 """Builds the row of a run from an example of a file."""
 
+import types
+
 from rl_reason.base import errors
 from rl_reason.data import published, screening, templates, tokenizer
 from rl_reason.data.datasets import Example
@@ -13,13 +15,15 @@ class RowBuilder:
     data: the section `data` of the config.
     rollout: the section `rollout`.
     tok: the tokenizer.
+    solved: name of a set -> the solved tasks of its published prompt.
 
   Raises:
     ConfigError: the chat template refuses every prompt.
   """
 
-  def __init__(self, data, rollout, tok):
+  def __init__(self, data, rollout, tok, solved=types.MappingProxyType({})):
     self._data, self._rollout, self._tok = data, rollout, tok
+    self._solved = solved
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
     probe = [dict(role="user", content="1+1?")]
@@ -53,7 +57,11 @@ class RowBuilder:
     template = templates.choose(d.template, example.kind)
     protocol = published.PUBLISHED.get(example.source)
     if template.published and protocol:
-      template = protocol.template(example.columns)
+      solved = self._solved.get(example.source, "")
+      if solved and example.columns.get("task_id") in protocol.shots:
+        reason = "it is a solved task of the published prompt"
+        return Fault(reason, example.question)
+      template = protocol.template(example.columns, solved)
     try:
       turns = templates.messages(question, template, d.system, example.turns)
       if len(turns) > 1 and not d.chat:

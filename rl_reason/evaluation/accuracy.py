@@ -5,8 +5,10 @@ one run are compared on common random numbers.
 """
 
 import functools
+import hashlib
+import json
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -354,24 +356,42 @@ def term_means(responses: Responses) -> dict[str, np.ndarray]:
   return out
 
 
+def problem(row: tasks.Row) -> str:
+  """What identifies the problem of a row in the files of `report.paired`.
+
+  Of a row of a file it is a hash of its columns, which do not depend on
+  template and tokenizer; of a generated row it is the prompt.
+  """
+  if not row.columns:
+    return row.prompt
+  columns = json.dumps(dict(row.columns), sort_keys=True, default=str)
+  return hashlib.sha256(columns.encode()).hexdigest()[:16]
+
+
 def lines_of_prompts(
     responses: Responses,
     answer: Callable[[str, tasks.Row], str],
     *,
     mean_of: int,
+    originals: Sequence[tasks.Row] | None = None,
 ) -> list[dict[str, Any]]:
-  """Returns the lines of `report.paired`: the scores of each prompt."""
+  """Returns the lines of `report.paired`: the scores of each prompt.
+
+  `originals` are the rows whose perturbed copies got the responses.
+  """
   values, _ = of_prompts(responses, answer, mean_of=mean_of)
   means = term_means(responses)
   values |= {f"{scores_lib.REWARD}{label}": x_N for label, x_N in means.items()}
+  of_rows = map(problem, originals or responses.rows)
   return [
       dict(
           set=responses.name,
           measure=responses.measure,
           prompt=row.prompt,
+          problem=name,
           scores={k: json_files.number(x_N[n]) for k, x_N in values.items()},
       )
-      for n, row in enumerate(responses.rows)
+      for n, (row, name) in enumerate(zip(responses.rows, of_rows, strict=True))
   ]
 
 

@@ -81,7 +81,7 @@ def run(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )
-  if "," in which:  # files are named by one step
+  if {*which} & {*",+"}:  # files are named by one step
     raise RunError(
         f"--step = {which}: samples are of one step: export the mean with"
         " --stage=export, and name it in model.path"

@@ -1,8 +1,9 @@
-"""Differences between evaluations of the same prompts, paired by prompt.
+"""Differences between evaluations of the same problems, paired by problem.
 
-Two evaluations of the same prompts share the difficulty of the prompts, so the
-interval of the mean difference is narrower than the intervals of the two means
-suggest.
+Two evaluations of the same problems share their difficulty, so the interval of
+the mean difference is narrower than the intervals of the two means suggest. A
+problem is a row of a file, whatever template asks for its answer, or else a
+prompt; a perturbed copy has the problem of its original.
 """
 
 import collections
@@ -21,7 +22,7 @@ from rl_reason.report.scores import Score
 
 PREFIX = "prompts-"  # of files with the values of each prompt
 Z = 1.959964  # of a 95% interval
-# (set, measure) -> (prompt, number of its repetition) -> score -> value
+# (set, measure) -> (problem, number of its repetition) -> score -> value
 Values = dict[tuple[str, str], dict[tuple[str, int], dict[str, float]]]
 
 
@@ -70,12 +71,12 @@ def interval(difference_N: np.ndarray, share: bool) -> tuple[float, float]:
 
 
 def write(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
-  """Writes a line for each prompt: set, measure, prompt, and its scores."""
+  """Writes a line for each prompt: set, measure, prompt, problem, scores."""
   json_files.write_text(path, "".join(json.dumps(x) + "\n" for x in lines))
 
 
 def read(path: pathlib.Path) -> Values:
-  """Reads what `write` has written; equal prompts of a set are numbered.
+  """Reads what `write` has written; equal problems of a set are numbered.
 
   Raises:
     RunError: a line is damaged, or of another kind of file.
@@ -91,14 +92,22 @@ def read(path: pathlib.Path) -> Values:
 
 
 def values_of(lines: Iterable[Mapping[str, Any]]) -> Values:
-  """The values by set, prompt and score."""
+  """The values by set, problem and score.
+
+  A line without a problem, of an earlier version, has its prompt.
+  """
   out: Values = collections.defaultdict(dict)
   seen: collections.Counter = collections.Counter()
   for line in lines:
-    of_set, prompt = (line["set"], line["measure"]), line["prompt"]
-    out[of_set][prompt, seen[of_set, prompt]] = line["scores"]
-    seen[of_set, prompt] += 1
+    of_set, name = (line["set"], line["measure"]), problem(line)
+    out[of_set][name, seen[of_set, name]] = line["scores"]
+    seen[of_set, name] += 1
   return dict(out)
+
+
+def problem(line: Mapping[str, Any]) -> str:
+  """The problem of a line: what it shares with lines of other evaluations."""
+  return line.get("problem", line["prompt"])
 
 
 def differences(new: Values, old: Values) -> list[Difference]:
@@ -160,12 +169,15 @@ def unpaired(label: str, found: Sequence[Difference], new: Values) -> list[str]:
   out = []
   compared = {(x.of_set, x.measure) for x in found}
   for of_set, measure in new:
-    if (of_set, measure) not in compared:
-      out.append(
-          f"{of_set}: no prompt and score in common with {label}: nothing to"
-          " compare; the same set, template, difficulties and"
-          " evaluate.samples give pairs"
-      )
+    if (of_set, measure) in compared:
+      continue
+    remedy = "the same set, difficulties and evaluate.samples give pairs"
+    if "~" in of_set:  # copies of `data.perturbations`
+      remedy = "evaluate both with the same evaluate.perturb"
+    out.append(
+        f"{of_set}: no problem and score in common with {label}: nothing to"
+        f" compare; {remedy}"
+    )
   for of_set, alone in {x.of_set: x.alone for x in found if x.alone}.items():
     out.append(
         f"{of_set}: {alone:,} prompts are not in both this evaluation and"

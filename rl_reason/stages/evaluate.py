@@ -1,21 +1,24 @@
-"""The evaluation stage: evaluates a checkpoint of a work directory.
+"""The evaluation stage: evaluates checkpoints of work directories.
 
 WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
 WORKDIR/prompts-WHICH.jsonl         the scores of each prompt
 WORKDIR/responses-WHICH.html        all responses, for the browser
+WORKDIR/side-by-side.md             several checkpoints in one table
 
 Tasks, difficulties and lengths may differ from those of the run (out of
 distribution), and the policy may have the precision of an export; the names of
 the files then say which. config.evaluate.against compares the evaluation with
-others, paired by prompt.
+others, paired by problem. Several checkpoints (and, by further calls, several
+work directories) are evaluated by one command, on the same noise, and shown in
+one table.
 """
 
 import collections
 import functools
 import pathlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +39,7 @@ from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.evaluation import results, set_table
+from rl_reason.evaluation import results, set_table, side_by_side
 from rl_reason.evaluation.accuracy import (
     Responses,
     lines_of_prompts,
@@ -44,6 +47,7 @@ from rl_reason.evaluation.accuracy import (
     summarize_sets,
     within_budget,
 )
+from rl_reason.evaluation.side_by_side import Evaluation
 from rl_reason.monitoring import alerts
 from rl_reason.monitoring.display import Display
 from rl_reason.report import paired
@@ -58,6 +62,7 @@ def run(
     c,
     which: str,
     *,
+    earlier: Sequence[Evaluation] = (),
     model: Model,
     output: Output,
     row_source: RowSource,
@@ -65,24 +70,25 @@ def run(
     engine: RolloutEngine,
     reward_runner: RewardRunner,
     environments: Environments | None,
-) -> dict[str, float]:
-  """Evaluates a checkpoint, writes the files above, returns the metrics.
+) -> list[Evaluation]:
+  """Evaluates checkpoints, writes the files above and the table of all.
 
-  `which` is as in `trained.policy`; `parts` describes the keywords.
+  `which` are names of checkpoints as in `trained.policy`, separated by commas,
+  and `earlier` evaluations of other work directories by the same command;
+  `parts` describes the other keywords.
+
+  Returns:
+    the earlier evaluations, then one of each checkpoint.
 
   Raises:
     RunError: there is no such checkpoint, or evaluate.against names a file that
       no evaluation has written.
   """
-  workdir, say = output.workdir, output.display.say
   against = run_directory.evaluations(c.evaluate.against)
   others = {x: paired.read(x) for x in against}  # before it takes long
-  params, _, step, about = trained.policy(c, which, model=model, output=output)
-  if c.export.precision != "same":
-    merged = lower_precision.merged(c, params)
-    params = lower_precision.rounded(c, merged, model)
-    about += f" in {c.export.precision}, as it is exported"
-  say(f"evaluating {about}")
+  names = dict.fromkeys(x.strip() for x in which.split(","))
+  for name in names:
+    trained.require(c, name, output)
   rewards = functools.partial(
       scorer.rewards,
       c,
@@ -92,14 +98,76 @@ def run(
       mesh=model.mesh,
       display=output.display,
   )
-  copies = _copies(c, row_source, tok, say)
+  one = functools.partial(
+      _evaluated,
+      c,
+      against=others,
+      copies=_copies(c, row_source, tok, output.display.say),
+      rewards=functools.cache(rewards),
+      model=model,
+      output=output,
+      row_source=row_source,
+      tok=tok,
+      engine=engine,
+      environments=environments,
+  )
+  done = [*earlier]
+  for name in names:
+    done.append(one(name, done[:1]))
+  if done[1:]:
+    _side_by_side(done, output.display)
+  return done
+
+
+def _side_by_side(done: Sequence[Evaluation], display: Display) -> None:
+  """Shows the evaluations of a command in one table, and writes it."""
+  head, rows = side_by_side.table(done)
+  display.table(
+      "side by side, with 95% intervals; in parentheses the difference from"
+      f" {head[3]}, paired by problem",
+      head,
+      rows,
+  )
+  if jax.process_index() == 0:
+    path = done[0].path.parent / side_by_side.FILE
+    json_files.write_text(path, side_by_side.markdown(head, rows))
+    display.say(f"the same table: {path}")
+
+
+def _evaluated(
+    c,
+    which: str,
+    first: Sequence[Evaluation],
+    *,
+    against: Mapping[pathlib.Path, paired.Values],
+    copies: Mapping[str, dict[int, tasks.Row]],
+    rewards: Callable[[], Rewards],
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    environments: Environments | None,
+) -> Evaluation:
+  """Evaluates one checkpoint, and writes its files.
+
+  It is compared with the first evaluation of the command, if there is one, and
+  with the files of evaluate.against. `copies` are of `_copies`.
+  """
+  workdir, say = output.workdir, output.display.say
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  if c.export.precision != "same":
+    merged = lower_precision.merged(c, params)
+    params = lower_precision.rounded(c, merged, model)
+    about += f" in {c.export.precision}, as it is exported"
+  say(f"evaluating {about}")
   found, sets = evaluate(
       c,
       params,
       c.evaluate.prompts,
       "evaluating",
       further={name: [*x.values()] for name, x in copies.items()},
-      rewards=functools.cache(rewards),
+      rewards=rewards,
       mesh=model.mesh,
       output=output,
       row_source=row_source,
@@ -126,38 +194,46 @@ def run(
       f",{field}={run_directory.text(value)}"
       for field, value in elsewhere(c, workdir).items()
   )
+  rows = {x.name: x.rows for x in sets}
   of_prompts = [
       line
       for x in sets
       for line in lines_of_prompts(
-          x, row_source.task.answer, mean_of=c.evaluate.mean_of
+          x,
+          row_source.task.answer,
+          mean_of=c.evaluate.mean_of,
+          originals=[rows[x.name.rpartition("~")[0]][n] for n in copies[x.name]]
+          if x.name in copies
+          else None,
       )
   ]
   values |= _robustness(copies, of_prompts, output.display)
   path = workdir / f"{paired.PREFIX}{name}.jsonl"
   new = paired.values_of(of_prompts)
-  values |= _compared(others, new, path, output.display)
+  partners = {x.path: x.scores for x in first}
+  values |= _compared(partners, new, path, output.display, show=False)
+  values |= _compared(against, new, path, output.display)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
     paired.write(path, of_prompts)
     say(f"scores of each prompt, for evaluate.against: {path}")
-    path = workdir / f"evaluation-{name}.json"
-    json_files.write_json(path, dict(step=step) | values)
-    say(f"all metrics: {path}")
+    place = workdir / f"evaluation-{name}.json"
+    json_files.write_json(place, dict(step=step) | values)
+    say(f"all metrics: {place}")
     dropped = held_out.dropped(row_source)
     harness = results.harness_results(values, sets, config_lib.flat(c), dropped)
-    path = workdir / f"results-{name}.json"
-    json_files.write_json(path, harness)
-    say(f"in the layout of lm-evaluation-harness: {path}")
-    path = workdir / f"responses-{name}.html"
+    place = workdir / f"results-{name}.json"
+    json_files.write_json(place, harness)
+    say(f"in the layout of lm-evaluation-harness: {place}")
+    place = workdir / f"responses-{name}.html"
     title = f"{workdir.absolute().name}, step {step}{name.removeprefix(which)}"
     page_text = results.responses_page(
         title, values, sets, c.evaluate.mean_of, row_source.task.answer
     )
-    json_files.write_text(path, page_text)
-    say(f"responses: {path}")
-  return values
+    json_files.write_text(place, page_text)
+    say(f"responses: {place}")
+  return Evaluation(path, values, new)
 
 
 def _copies(
@@ -189,7 +265,7 @@ def _copies(
 
 
 def _robustness(
-    copies: dict[str, dict[int, tasks.Row]],
+    copies: Mapping[str, dict[int, tasks.Row]],
     of_prompts: list[dict[str, Any]],
     display: Display,
 ) -> dict[str, float]:
@@ -204,10 +280,7 @@ def _robustness(
   for name, rows in copies.items():
     of_set, _, kind = name.rpartition("~")
     originals = [by_set[of_set][n] for n in rows]
-    own = [
-        line | dict(set=of_set, prompt=original["prompt"])
-        for line, original in zip(by_set[name], originals, strict=True)
-    ]
+    own = [line | dict(set=of_set) for line in by_set[name]]
     pairs = paired.values_of(own), paired.values_of(originals)
     found[name] = paired.differences(*pairs)
     for x in found[name]:
@@ -227,10 +300,13 @@ def _compared(
     new: paired.Values,
     path: pathlib.Path,
     display: Display,
+    *,
+    show: bool = True,
 ) -> dict[str, float]:
-  """Metrics of the differences to the evaluations of evaluate.against.
+  """Metrics of the differences to other evaluations.
 
-  `path` is the file that this evaluation is about to write.
+  `path` is the file that this evaluation is about to write; `show` is whether
+  the screen has a table of the differences.
   """
   found, out = {}, {}
   for label, other in paired.labels([*others], path).items():
@@ -241,7 +317,7 @@ def _compared(
       mark = f"minus_{label.replace('/', ':')}"
       key = f"val-aux/{x.of_set}/{mark}/{x.measure}/{x.name}"
       out |= {key: x.new - x.old, f"{key}/ci95": x.half}
-  if any(found.values()):
+  if show and any(found.values()):
     display.table(
         "differences on the same prompts, paired, with 95% intervals",
         [
@@ -270,8 +346,14 @@ def _by_budget(c, responses: Responses, say) -> dict[str, float]:
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
-  """What differs from the run: task, difficulties, lengths, precision."""
-  of_run, now = config_lib.load(workdir / "config.json"), config_lib.flat(c)
+  """What differs from the run: task, difficulties, lengths, precision.
+
+  Without a run, where model.path is evaluated, it is the precision.
+  """
+  saved, now = workdir / "config.json", config_lib.flat(c)
+  of_run = now | {"export.precision": "same"}
+  if saved.exists():
+    of_run = config_lib.load(saved)
   return {
       name: now[name]
       for name in resume_rules.ELSEWHERE

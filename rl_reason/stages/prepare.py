@@ -35,6 +35,7 @@ from rl_reason.data import (
     preparation_report as tally_lib,
     published,
     screening,
+    solved_tasks,
     templates,
     tokenizer,
 )
@@ -66,10 +67,12 @@ def _writer(path: pathlib.Path):
 class _Preparation:
   """Writes the sources of a run, evaluation sets first."""
 
-  def __init__(self, config, out: pathlib.Path, tok, stop, pool, quarantine):
+  def __init__(
+      self, config, out: pathlib.Path, tok, stop, pool, quarantine, solved
+  ):
     self._data, self._out, self._stop = config.data, out, stop
     self._validates, self._quarantine = config.evaluate.validation, quarantine
-    self._builder = RowBuilder(config.data, config.rollout, tok)
+    self._builder = RowBuilder(config.data, config.rollout, tok, solved)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
     # Place of a row -> whether its response, or its program, is correct.
@@ -197,7 +200,9 @@ class _Preparation:
 # --- the stage ---------------------------------------------------------------
 
 
-def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
+def _identity(
+    config, tok_path: str, sources: list[datasets.Source], solved: str
+) -> str:
   """A hash of everything that a preparation depends on."""
   # reward.seconds decides which reference answers take too long to verify.
   names = "tokenizer rollout.max_prompt rollout.max_tokens reward.seconds"
@@ -209,6 +214,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   if revision := facts.revision(config, tok_path):
     parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
+  parts += [solved] * bool(solved)
   parts += [
       f"{name}={value}"
       for name, value in sorted(config_lib.flat(config).items())
@@ -220,7 +226,9 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
+def _write(
+    config, tok_path, parts, identity, workdir, display, stop, solved
+) -> None:
   """Writes everything into a new directory, then renames it."""
   out, old = workdir / "data.new", workdir / "data.old"
   for path in (out, old):
@@ -233,7 +241,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
       (out / pipelines.QUARANTINE).open("w") as quarantine,
   ):
-    work = _Preparation(config, out, tok, stop, pool, quarantine)
+    work = _Preparation(config, out, tok, stop, pool, quarantine, solved)
     # Evaluation sets first: training rows are compared with them.
     for use in ("evaluate", "train"):
       for index, (source, _) in enumerate(parts[use]):
@@ -271,6 +279,12 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
     place.rename(old)
   out.rename(place)
   shutil.rmtree(old, ignore_errors=True)
+
+
+def _published(config, source: datasets.Source) -> bool:
+  """Whether the template of a source is the published one, if there is one."""
+  kind = facts.kind_of_rows(config, source)
+  return templates.choose(config.data.template, kind).published
 
 
 def _about_types(config, tallies: list[dict]) -> Iterator[str]:
@@ -343,27 +357,31 @@ def run(
       source = resolve(config)
       tok_path = tokenizer_path(config, source.path if source else None)
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]
-    identity = _identity(config, tok_path, sources)
+    asked_verbatim = [x for x in sources if _published(config, x)]
+    solved = solved_tasks.find(asked_verbatim)
+    identity = _identity(config, tok_path, sources, "".join(solved.values()))
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:
       display.say(f"data are prepared already: {place}")
     else:
-      _write(config, tok_path, parts, identity, workdir, display, stop)
+      shared = workdir, display, stop, solved
+      _write(config, tok_path, parts, identity, *shared)
     learns = not config.sft.reuse and config.sft.steps
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)
     if config.evaluate.long_prompts == "error":
       tally_lib.check_held_out(tallies, config.rollout.max_prompt)
-    for asked in dict.fromkeys(sources):
-      kind = facts.kind_of_rows(config, asked)
-      verbatim = templates.choose(d.template, kind).published
-      if verbatim and asked.name not in published.PUBLISHED:
+    for asked in dict.fromkeys(asked_verbatim):
+      if asked.name not in published.PUBLISHED:
+        kind = facts.kind_of_rows(config, asked)
         display.say(
             f"{asked.text}: no published prompt is known here, so its prompts"
             f" have the first style of the kind {kind}"
         )
+      if line := solved_tasks.lacking(asked, solved):
+        display.say(line)
     for line in _about_types(config, tallies):
       display.say(line)
     display.say(

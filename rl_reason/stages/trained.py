@@ -122,15 +122,58 @@ def policy(
   Raises:
     RunError: there is no such checkpoint.
   """
-  begun = open_stage(c, output, "rl").checkpoints.steps()
-  if which == "sft" or (which == "newest" and not begun):
+  if _starts(c, which, output):
     about = "SFT" if has_sft(c) else c.model.path
     params = sft(c, model=model, output=output)
     return params, None, 0, f"the policy of {about}"
   params, critic_params, step = rl(c, which, model=model, output=output)
-  what = f"step {step}" if "," not in which else f"the mean of steps {which}"
+  what = f"step {step}" if "+" not in which else f"the mean of steps {which}"
   about = f"the policy of {what} of RL in {output.workdir}"
   return params, critic_params, step, about
+
+
+def require(c, which: str, output: Output) -> None:
+  """Refuses a policy that a work directory has not, before it takes long.
+
+  Raises:
+    RunError: as `policy`.
+  """
+  if not _starts(c, which, output):
+    _step(c, which, output)
+
+
+def _starts(c, which: str, output: Output) -> bool:
+  """Whether `which` names the policy that RL starts from."""
+  begun = open_stage(c, output, "rl").checkpoints.steps()
+  return which == "sft" or (which == "newest" and not begun)
+
+
+def _step(c, which: str, output: Output) -> int:
+  """The step of a complete checkpoint of RL; of an average the last step.
+
+  Raises:
+    RunError: there is none; lists the available ones. Or there is no average.
+  """
+  checkpoints = open_stage(c, output, "rl").checkpoints
+  several = _several(c, which)
+  if which == "best":
+    step = checkpoints.best()
+  elif which == "newest":
+    step = checkpoints.newest(output.display.say)
+  elif several:
+    step = several.steps[-1]
+  else:
+    step = int(which) if which.isdigit() else None
+  steps = several.steps if several else [step]
+  if step is None or any(map(checkpoints.fault, steps)):
+    complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
+    raise RunError(
+        f"--step = {which}: no such checkpoint of RL in {output.workdir}"
+        f" (there are {complete}; or 'newest', 'best', 'sft')"
+    )
+  if several:
+    _require_shapes(checkpoints, several, which)
+  return step
 
 
 def rl(
@@ -161,23 +204,7 @@ def rl(
   """
   checkpoints = open_stage(c, output, "rl").checkpoints
   several = _several(c, which)
-  if which == "best":
-    step = checkpoints.best()
-  elif which == "newest":
-    step = checkpoints.newest(output.display.say)
-  else:
-    step = int(which) if which.isdigit() else None
-  if several:
-    found_all = [s for s in several.steps if not checkpoints.fault(s)]
-    step = several.steps[-1] if len(found_all) == len(several.steps) else None
-  if step is None or checkpoints.fault(step):
-    complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
-    raise RunError(
-        f"--step = {which}: no such checkpoint of RL in {output.workdir}"
-        f" (there are {complete}; or 'newest', 'best', 'sft')"
-    )
-  if several:
-    _require_shapes(checkpoints, several, which)
+  step = _step(c, which, output)
   # Only the networks are read: no code of the config decides their shapes.
   tables = dict(policy=optimizers.learned_table(c, model.cfg))
   if checkpoints.contents(step)["critic"] is not None:

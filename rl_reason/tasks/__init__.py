@@ -18,6 +18,8 @@ and optionally
                                        by default printable ASCII and newline
   renumber(row, rng) -> Row            the same problem with other numbers, for
                                        evaluate.perturb = "numbers"
+  rename(row, rng) -> Row              the same problem with other names, for
+                                       evaluate.perturb = "names"
   BEHAVIOURS                           name -> regular expression, whose matches
                                        in responses are a metric
   DIFFICULTIES, STYLES                 levels, and styles of demonstrations; by
@@ -48,6 +50,7 @@ from rl_reason.base import errors, functions, own_code
 
 NAMES = {
     "arithmetic": f"{__name__}.arithmetic",
+    "operators": f"{__name__}.operators",
     "countdown": f"{__name__}.countdown",
     "xor": f"{__name__}.xor",
     "chain": f"{__name__}.chain",

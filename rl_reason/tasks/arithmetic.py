@@ -4,6 +4,8 @@ Prompt `5-1+1+9-6=`, careful response `5-1=4;4+1=5;5+9=14;14-6=8;#8`. The
 number after the only `#` is the answer; running totals stay in 0..99.
 """
 
+import functools
+
 import numpy as np
 
 from rl_reason.tasks import Row
@@ -50,6 +52,11 @@ def renumber(row: Row, rng: np.random.Generator) -> Row:
   return Row(prompt + "=", str(total), row.difficulty)
 
 
+def after(total: int, move: str) -> int:
+  """The total after a move such as '+3', '-3' or '*3'."""
+  return total * int(move[1:]) if move[0] == "*" else total + int(move)
+
+
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
@@ -66,13 +73,13 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   while moves:
     count = int(rng.integers(2, 4)) if style == "leap" else 1
     step, moves = moves[:count], moves[count:]
-    after = total + sum(map(int, step))
+    result = functools.reduce(after, step, total)
     if style == "sloppy":
       error = int(rng.choice([-3, -2, -1, 1, 2, 3])) * (rng.random() < 0.3)
-      after = max(0, after + error)
+      result = max(0, result + error)
     repeats = 1 + int(rng.integers(3)) if style == "ramble" else 1
-    steps += [f"{total}{''.join(step)}={after};"] * repeats
-    total = after
+    steps += [f"{total}{''.join(step)}={result};"] * repeats
+    total = result
   return "".join(steps) + f"#{total}"
 
 

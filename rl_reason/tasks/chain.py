@@ -18,6 +18,7 @@ import string
 import numpy as np
 
 from rl_reason.tasks import Row
+from rl_reason.tasks.xor import in_case
 
 LETTERS = string.ascii_lowercase + "αβγδεζηθικλμνξοπρστυφχψω" + "бвгджзийклмнпф"
 ALPHABET = LETTERS + LETTERS.upper() + string.digits + ":!"
@@ -38,10 +39,24 @@ def longest(difficulty: int) -> str:
 def problem(rng: np.random.Generator, difficulty: int) -> Row:
   """Random instructions; the answer is the last value."""
   letters = LETTERS[: SIZES[difficulty]]
-  cases = zip(letters, rng.integers(0, 2, len(letters)), strict=True)
-  prompt = "".join(x.upper() if add else x for x, add in cases)
+  prompt = in_case(letters, rng.integers(0, 2, len(letters)))
   mark = "!" if difficulty in ASKED else ":"
   return Row(prompt + mark, _chain(prompt)[-1], difficulty)
+
+
+def renumber(row: Row, rng: np.random.Generator) -> Row:
+  """Other instructions of the same letters, and their last value."""
+  letters, mark = [x.lower() for x in row.prompt[:-1]], row.prompt[-1]
+  prompt = in_case(letters, rng.integers(0, 2, len(letters)))
+  return Row(prompt + mark, _chain(prompt)[-1], row.difficulty)
+
+
+def rename(row: Row, rng: np.random.Generator) -> Row:
+  """The same instructions, whose letters change places; the answer stays."""
+  letters, mark = row.prompt[:-1], row.prompt[-1]
+  others = [letters[i].lower() for i in rng.permutation(len(letters))]
+  prompt = in_case(others, [x.isupper() for x in letters])
+  return Row(prompt + mark, row.answer, row.difficulty)
 
 
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:

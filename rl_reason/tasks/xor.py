@@ -15,6 +15,7 @@ one of 8,000 responses; no demonstration of difficulty 2 writes out all blocks.
 """
 
 import string
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -48,10 +49,33 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
     named = "".join(map(str, sorted(chosen)))
   letters = LETTERS[first : first + SIZE * count]
   bits = rng.integers(0, 2, len(letters))
-  cases = zip(letters, bits, strict=True)
-  prompt = "".join(x.upper() if bit else x for x, bit in cases)
+  prompt = in_case(letters, bits)
   answer = "".join(str(x) for x in bits.reshape(-1, SIZE).sum(1) % 2)
   return Row(f"{prompt}{named}:", answer, difficulty)
+
+
+def renumber(row: Row, rng: np.random.Generator) -> Row:
+  """Other bits of the same letters, and their parities."""
+  letters = row.prompt.rstrip(":1234").lower()
+  bits = rng.integers(0, 2, len(letters))
+  cases = in_case(letters, bits)
+  answer = "".join(str(x) for x in bits.reshape(-1, SIZE).sum(1) % 2)
+  return Row(cases + row.prompt[len(letters) :], answer, row.difficulty)
+
+
+def rename(row: Row, rng: np.random.Generator) -> Row:
+  """The same bits, whose letters change places; the answer stays."""
+  letters = row.prompt.rstrip(":1234")
+  order = rng.permutation(len(letters))
+  others = [letters[i].lower() for i in order]
+  cases = in_case(others, [x.isupper() for x in letters])
+  return Row(cases + row.prompt[len(letters) :], row.answer, row.difficulty)
+
+
+def in_case(letters: Sequence[str], upper: Iterable[bool]) -> str:
+  """The letters, in upper case where `upper` says so."""
+  pairs = zip(letters, upper, strict=True)
+  return "".join(x.upper() if up else x for x, up in pairs)
 
 
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:

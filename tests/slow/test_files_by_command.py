@@ -168,6 +168,49 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
 
 
+def test_models_that_no_run_has_trained(tmp_path):
+  """Side by side on their own chat templates; pairs are rows of the file."""
+  tok = tiny_data.byte_tokenizer()
+  models = []
+  for name, kind in (("one", "qwen2"), ("two", "llama")):
+    models.append(
+        checkpoints.checkpoint(
+            tmp_path / name, kind, vocab_size=300, max_position_embeddings=512
+        )
+    )
+    tok.save_pretrained(models[-1])
+    tok.chat_template = "Q: {{ messages[-1]['content'] }} A:"
+  own = save_lines(
+      tmp_path / "own.jsonl",
+      [dict(question=f"What is {i} + 1?", answer=i + 1) for i in range(6)],
+  )
+  said, _ = command(
+      "--stage=evaluate",
+      "--config=configs/dapo_qwen.py",
+      f"--config.model.path={models[0]}",
+      f"--config.evaluate.models={models[1]}",
+      f"--config.data.train={own}",
+      f"--config.data.evaluate={own}",
+      "--config.data.chat=True",
+      "--config.evaluate.perturb=paraphrase,distractor",
+      *(f"--config.{name}={value}" for name, value in SMALL.items()),
+      f"--workdir={tmp_path / 'run'}",
+  )
+  assert "warning: own" not in said
+  lines = (tmp_path / "run" / "side-by-side.md").read_text().splitlines()
+  rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+  copies = {"own", "own~paraphrase", "own~distractor"}
+  assert {x[0] for x in rows} == copies
+  assert all(x[2] == "6" for x in rows if x[1] in ("mean@2", "greedy"))
+  prompts = [
+      json.loads(x)["prompt"]
+      for path in (tmp_path / "run").rglob("prompts-newest.jsonl")
+      for x in path.open()
+  ]
+  assert len(prompts) == 2 * 3 * 6
+  assert sum(x.startswith("Q: ") and x.endswith(" A:") for x in prompts) == 18
+
+
 def test_prepare(tmp_path):
   """Rows without a reference answer: no verifier runs."""
   tiny_data.byte_tokenizer().save_pretrained(tmp_path / "tokenizer")

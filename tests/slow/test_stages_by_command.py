@@ -108,3 +108,59 @@ def test_smoke_evaluate_and_report(tmp_path):
   assert done.returncode == 0, done.stderr
   done = command(DAPO + ":smoke", workdir)
   assert done.returncode == 0 and "complete" in done.stdout
+
+
+def test_policies_side_by_side_on_unseen_operators(tmp_path):
+  """Two checkpoints and a model, with operators that training never had."""
+  workdir = f"--workdir={tmp_path / 'run'}"
+  trained = "--config.task.name=operators", "--config.task.difficulties=(2,3)"
+  done = command(DAPO + ":smoke", *trained, workdir)
+  assert done.returncode == 0, done.stderr
+  done = command("--stage=export", workdir)
+  assert done.returncode == 0, done.stderr
+  export = tmp_path / "run" / "export" / "policy"
+  unseen = "--config.task.difficulties=(5,12,23)"
+  copies = "--config.evaluate.perturb=numbers"
+  model = f"--config.evaluate.models={export}"
+  evaluate = "--stage=evaluate", workdir, unseen, copies
+  done = command(*evaluate, "--step=sft,newest", model)
+  assert done.returncode == 0, done.stderr
+  assert "warning: operators" not in done.stdout
+  table = (tmp_path / "run" / "side-by-side.md").read_text().splitlines()
+  head, _, *rows = [line.strip("| ").split(" | ") for line in table]
+  sft, newest, exported = head[3:]
+  suffix = ",task.difficulties=5+12+23"
+  assert (sft, newest) == (f"sft{suffix}", f"newest{suffix}")
+  assert exported.startswith("models/") and exported.endswith("/newest")
+  assert {row[0] for row in rows} == {"operators", "operators~numbers"}
+  for _, score, pairs, _, of_newest, of_export in rows:
+    if "length" not in score and score != "truncated":
+      assert int(pairs) > 8 and " (" in of_newest
+    # The same policy, sampled with the same noise.
+    assert of_export == of_newest
+  name = f"evaluation-newest{suffix}.json"
+  found = json.loads((tmp_path / "run" / name).read_text())
+  scored = {k.split("/")[2] for k in found if "/difficulty_" in k}
+  assert scored == {"difficulty_5", "difficulty_12", "difficulty_23"}
+  label = "minus_sft" + suffix
+  for of_set in ("operators", "operators~numbers"):
+    assert f"val-aux/{of_set}/{label}/acc/greedy/ci95" in found
+  # The same by evaluate.against: copies are compared with copies.
+  against = tmp_path / "run" / f"prompts-sft{suffix}.jsonl"
+  done = command(*evaluate, f"--config.evaluate.against={against}")
+  assert done.returncode == 0, done.stderr
+  assert "nothing to compare" not in " ".join(done.stdout.split())
+  again = json.loads((tmp_path / "run" / name).read_text())
+  shared = [k for k in found if label in k]
+  assert shared and all(again[k] == found[k] for k in shared)
+  # Without copies there is nothing to compare them with, and the remedy.
+  done = command(*evaluate[:3])
+  assert done.returncode == 0, done.stderr
+  plain = tmp_path / "run" / f"prompts-newest{suffix}.jsonl"
+  done = command(*evaluate, f"--config.evaluate.against={plain}", "--step=sft")
+  said = " ".join(done.stdout.split())
+  assert "operators~numbers: no problem and score in common" in said
+  assert "evaluate both with the same evaluate.perturb" in said
+  done = command("--stage=evaluate", workdir, "--step=sft,77")
+  assert done.returncode == 1 and "--step = 77" in done.stderr
+  assert "evaluating the policy" not in done.stdout
