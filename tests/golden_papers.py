@@ -50,6 +50,7 @@ class Known:
   values_BT: np.ndarray
   old_logps_BT: np.ndarray
   sampler_logps_BT: np.ndarray
+  squares_BT: np.ndarray  # of probabilities, summed over the vocabulary
 
 
 def clipped(low, high, dual=0.0):
@@ -291,6 +292,19 @@ PAPERS = {
         ),
         group=True,
     ),
+    "otb": Paper(
+        lambda x: reference.optimal_token_baseline(
+            x.rewards_B,
+            x.rewards_BT,
+            x.groups_B,
+            x.old_logps_BT,
+            x.squares_BT,
+            x.mask_BT,
+        ),
+        loss=log_likelihood,
+        reduction="token_mean",
+        fields={"updates.minibatches": 1, "updates.epochs": 1},  # on-policy
+    ),
     "pass_at_k": Paper(of_group("pass_at_k", 2)),
     "w_reinforce": dataclasses.replace(
         REINFORCE,
@@ -403,6 +417,18 @@ def numpy_values(leaves, cfg, rows):
   return np.array(out_BT)
 
 
+def numpy_squares(leaves, cfg, rows):
+  """sum_v p_v^2 of the distribution that each response token comes from."""
+  out_BT = []
+  for tokens_L, start in zip(rows.tokens_BL, rows.start_B, strict=True):
+    params = reference_model.nested(leaves)
+    probs_LV = reference.softmax(
+        reference_model.row_logits(params, cfg, tokens_L[start:])
+    )
+    out_BT.append((probs_LV**2).sum(1)[-T - 1 : -1])
+  return np.array(out_BT)
+
+
 def model_of(c, cfg) -> Model:
   """The networks of a config on one device."""
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
@@ -463,6 +489,7 @@ def step_of(name, cfg):
       values_BT=numpy_values(critics[0], cfg, rows.rollouts),
       old_logps_BT=rows.old_logps_BT,
       sampler_logps_BT=rows.rollouts.logps_BT,
+      squares_BT=numpy_squares(leaves, cfg, rows.rollouts),
   )
   advantages_BT = np.asarray(paper.advantage(known))
   if advantages_BT.ndim == 1:
@@ -483,7 +510,10 @@ def step_of(name, cfg):
       mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
     run = programs(c, model, on_policy=on_policy)
-    values_BT = None
+    values_BT = squares_BT = None
+    if facts.reads_squares(c):
+      params = on_device(leaves, jnp.float64)
+      squares_BT = run.logps(params, plans[0])[2]
     if facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
@@ -492,6 +522,7 @@ def step_of(name, cfg):
         ref_logps_BT=padded_ref_BT,
         values_BT=values_BT,
         entropy_BT=np.zeros((16, T)),
+        squares_BT=squares_BT,
         progress=np.float64(0),
         kl_coef=np.float64(c.kl.coef),
     )

@@ -64,7 +64,7 @@ DIFFICULTIES = (
 )
 LADDERS = {  # with RL steps at which the reference is below its limit
     "": ("Variants of the advantage and the clip", ROWS, {}, 12),
-    "critic": ("Variants of the critic", CRITIC, PPO, 15),
+    "critic": ("Variants of the critic", CRITIC, PPO, 12),
     "difficulties": (
         "Variants that read the difficulty",
         DIFFICULTIES,

@@ -239,9 +239,7 @@ def train(
         mesh=rollout_engine.mesh,
         display=display,
     )
-  keep = dict(
-      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
-  )
+  keep = {name: c.checkpoint[name] for name in ("keep_last", "keep_best")}
   stage = open_stage(c, output, "rl", **keep)
   if stage.restore(state) and interim.is_complete(state, total, display):
     stage.checkpoints.close()
@@ -268,14 +266,15 @@ def train(
       clock.lap("host")
 
       # Log-probs by the trainer; one on-policy update computes its own.
-      logps_BT = entropy_BT = ref_logps_BT = None
+      logps_BT = entropy_BT = squares_BT = ref_logps_BT = None
       if not on_policy:
-        logps_BT, entropy_BT = trainer_logps(params, plan)
+        logps_BT, entropy_BT, *found = trainer_logps(params, plan)
+        squares_BT = found[0] if found else None
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None
       if surplus is not None:
-        logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
+        logps_BT, *_ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if ref_logps is not None:
         ref_logps_BT = ref_logps(plan)
@@ -296,6 +295,7 @@ def train(
           values_BT=values_BT,
           pretrained_BT=pretrained_BT,
           entropy_BT=entropy_BT,
+          squares_BT=squares_BT,
           progress=np.float32(state.step / total),
           kl_coef=np.float32(state.coefs["kl"]),
       )
