@@ -54,8 +54,8 @@ CRITIC = (
     ("categorical critic", {"critic.head.name": "categorical"}),
     ("value mixture", {"critic.value_mixture.name": "mixture"}),
 )
-# Prompts of difficulty 1 and 2 are answered correctly after SFT.
-EASY = {"task.difficulties": (1, 2, 3)}
+# After SFT 100%, 30% and 15% of the responses are correct.
+THREE = {"task.difficulties": (1, 2, 3)}
 DIFFICULTIES = (
     ("GRPO", {}),
     ("hierarchical", {"advantage.name": "hierarchical"}),
@@ -68,7 +68,7 @@ LADDERS = {  # with RL steps at which the reference is below its limit
     "difficulties": (
         "Variants that read the difficulty",
         DIFFICULTIES,
-        EASY,
+        THREE,
         15,
     ),
 }

@@ -571,7 +571,7 @@ def credited(
       arrays["squares_BT"] is None and facts.reads_squares(c)
   ):  # the run was on-policy, or had another advantage
     logps_BT, *found = logps(policy(state.policy.params), plan)
-    arrays |= dict(zip(of_policy, found, strict=False))
+    arrays |= dict(zip(of_policy, found, strict=True))
     rows = with_old_logps(rows, logps_BT)
   if c.kl.kind == "none":
     arrays["ref_logps_BT"] = None

@@ -108,11 +108,11 @@ def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
 def logps(
     c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh, display: Display
 ) -> Callable[..., tuple[Array, ...]]:
-  """(params, plan) -> log-probs, entropies, and squares_BT where it is read."""
+  """(params, plan) -> log-probs, entropies, squares_BT or None, [B, T] each."""
   compare = collision.chunked if facts.reads_squares(c) else None
   program = step.logps_program(cfg, c.rollout.temperature, compare)
   program = CompiledOnce("log-probabilities", program, display)
-  return functools.partial(step.forward, mesh, program)
+  return lambda *args: (*step.forward(mesh, program, *args), None)[:3]
 
 
 def values(

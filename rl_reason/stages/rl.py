@@ -268,8 +268,7 @@ def train(
       # Log-probs by the trainer; one on-policy update computes its own.
       logps_BT = entropy_BT = squares_BT = ref_logps_BT = None
       if not on_policy:
-        logps_BT, entropy_BT, *found = trainer_logps(params, plan)
-        squares_BT = found[0] if found else None
+        logps_BT, entropy_BT, squares_BT = trainer_logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None

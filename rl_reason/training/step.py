@@ -54,9 +54,7 @@ def map_micro_batches(fn: Callable[[Tree, Packed], Tree]) -> Callable:
 def logps_program(cfg, temperature: float, compare=None) -> Callable:
   """jit: log-probs, entropy, what `compare` adds, of tokens: [M, B, T] each."""
   return map_micro_batches(
-      lambda params, packed: decoder.packed_logps(
-          params, cfg, packed, temperature, compare
-      )[:-1]
+      lambda p, x: decoder.packed_logps(p, cfg, x, temperature, compare)[:-1]
   )
 
 
