@@ -367,6 +367,8 @@ def eight_rows(group_size, loss, leaves, cfg, scores=()):
   if loss is gspo:
     means_B = reference.row_mean(ratios_BT, mask_BT)
     ratios_BT += (ROW_RATIOS - means_B)[:, None]
+  if loss is sequence_mask:
+    ratios_BT[0] -= 1  # an incorrect response, beyond the threshold
   group_B = np.arange(8, dtype=np.int32) // group_size
   rows = Experience(
       rollouts=Rollouts(
