@@ -111,7 +111,7 @@ def measure(precision: str, seed: int) -> dict:
     gaps = []
     for _ in range(ROUNDS):
       r = collector.collect(weights).rollouts
-      logps_BT, _ = logps(params, plan(r))
+      logps_BT, *_ = logps(params, plan(r))
       gaps.append((r.logps_BT - logps_BT)[r.mask_BT].astype(np.float64))
   output.log.close()
   silent.close()

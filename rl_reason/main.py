@@ -48,9 +48,9 @@ _STEP = flags.DEFINE_string(
     "step",
     "newest",
     "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
-    " 'sft', the policy after SFT; several to evaluate, as in sft,newest; except"
-    " generate, also the mean of steps, '20+30', or their moving average,"
-    " '20+30@0.9'; replay: the step of RL to repeat",
+    " 'sft', the policy after SFT; several to evaluate, as in sft,newest;"
+    " except generate, also the mean of steps, '20+30', or their moving"
+    " average, '20+30@0.9'; replay: the step of RL to repeat",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"

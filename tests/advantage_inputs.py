@@ -34,6 +34,7 @@ OF_TOKENS = [
     "gae_length_adaptive",
     "gae_exp_complexity",
     "hybrid",
+    "optimal_token_baseline",
 ]
 # The baseline is a mean over the OTHERS of the group.
 OF_OTHERS = [
@@ -83,6 +84,7 @@ ARRAYS = dict(
     valid_B=hnp.arrays(bool, B),
     mask_BT=hnp.arrays(bool, (B, T)),  # with holes; may be empty
     logps_BT=dense(-3, 0),
+    squares_BT=dense(0, 1),
     rewards_BT=dense(-1, 1),
     values_BT=dense(-2, 2),
     progress=st.sampled_from([0.0, 0.25, 1.0]).map(np.float64),
@@ -127,6 +129,7 @@ def example(name, seed=0):
       valid_B=np.ones(B, bool),
       mask_BT=np.arange(T) < 1 + np.arange(B)[:, None] % T,
       logps_BT=-rng.exponential(size=(B, T)),
+      squares_BT=rng.uniform(size=(B, T)),
       progress=np.float64(0.5),
       past_rewards_H=np.zeros(H),
       past_problems_H=np.full(H, -1, np.int32),

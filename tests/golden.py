@@ -19,6 +19,7 @@ from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import TrainState
 from rl_reason.models import (
     attention,
+    collision,
     critic,
     decoder,
     packed_attention,
@@ -91,6 +92,7 @@ def wide(monkeypatch):
   monkeypatch.setattr(attention, "jnp", Wide())
   monkeypatch.setattr(packed_attention, "jnp", Wide())
   monkeypatch.setattr(decoder, "jnp", Wide())
+  monkeypatch.setattr(collision, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
   with jax.enable_x64(True):

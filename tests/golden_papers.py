@@ -52,6 +52,7 @@ class Known:
   values_BT: np.ndarray
   old_logps_BT: np.ndarray
   sampler_logps_BT: np.ndarray
+  squares_BT: np.ndarray  # of probabilities, summed over the vocabulary
 
 
 def clipped(low, high, dual=0.0):
@@ -302,6 +303,19 @@ PAPERS = {
         ),
         group=True,
     ),
+    "otb": Paper(
+        lambda x: reference.optimal_token_baseline(
+            x.rewards_B,
+            x.rewards_BT,
+            x.groups_B,
+            x.old_logps_BT,
+            x.squares_BT,
+            x.mask_BT,
+        ),
+        loss=log_likelihood,
+        reduction="token_mean",
+        fields={"updates.minibatches": 1, "updates.epochs": 1},  # on-policy
+    ),
     "pass_at_k": Paper(of_group("pass_at_k", 2)),
     "w_reinforce": dataclasses.replace(
         REINFORCE,
@@ -366,6 +380,8 @@ def eight_rows(group_size, loss, leaves, cfg, scores=()):
   if loss is gspo:
     means_B = reference.row_mean(ratios_BT, mask_BT)
     ratios_BT += (ROW_RATIOS - means_B)[:, None]
+  if loss is sequence_mask:
+    ratios_BT[0] -= 1  # an incorrect response, beyond the threshold
   group_B = np.arange(8, dtype=np.int32) // group_size
   rows = Experience(
       rollouts=Rollouts(
@@ -413,6 +429,18 @@ def numpy_values(leaves, cfg, rows):
     hidden_LD = reference_model.row_logits(trunk, cfg, tokens_L[start:])
     head = params["value_head"]
     out_BT.append((hidden_LD @ head["value"] + head["bias"])[-T - 1 : -1, 0])
+  return np.array(out_BT)
+
+
+def numpy_squares(leaves, cfg, rows):
+  """sum_v p_v^2 of the distribution that each response token comes from."""
+  out_BT = []
+  for tokens_L, start in zip(rows.tokens_BL, rows.start_B, strict=True):
+    params = reference_model.nested(leaves)
+    probs_LV = reference.softmax(
+        reference_model.row_logits(params, cfg, tokens_L[start:])
+    )
+    out_BT.append((probs_LV**2).sum(1)[-T - 1 : -1])
   return np.array(out_BT)
 
 
@@ -476,6 +504,7 @@ def step_of(name, cfg):
       values_BT=numpy_values(critics[0], cfg, rows.rollouts),
       old_logps_BT=rows.old_logps_BT,
       sampler_logps_BT=rows.rollouts.logps_BT,
+      squares_BT=numpy_squares(leaves, cfg, rows.rollouts),
   )
   advantages_BT = np.asarray(paper.advantage(known))
   if advantages_BT.ndim == 1:
@@ -496,7 +525,10 @@ def step_of(name, cfg):
       mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
     run = programs(c, model, on_policy=on_policy)
-    values_BT = None
+    values_BT = squares_BT = None
+    if facts.reads_squares(c):
+      params = on_device(leaves, jnp.float64)
+      squares_BT = run.logps(params, plans[0])[2]
     if facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
@@ -505,6 +537,7 @@ def step_of(name, cfg):
         ref_logps_BT=padded_ref_BT,
         values_BT=values_BT,
         entropy_BT=np.zeros((16, T)),
+        squares_BT=squares_BT,
         progress=np.float64(0),
         kl_coef=np.float64(c.kl.coef),
     )

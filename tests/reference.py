@@ -176,6 +176,37 @@ def returns_to_go(rewards_BT, mask_BT, gamma=1.0):
   return _spread(out, mask_BT)
 
 
+def optimal_token_baseline(
+    rewards_B, rewards_BT, groups_B, logps_BT, squares_BT, mask_BT, zero_tail=0
+):
+  """The return less the mean of the group, weighed by what was decided so far.
+
+  Token by token, over the rows that have such a token.
+  """
+  of_rows = [_tokens(x, mask_BT) for x in (rewards_BT, logps_BT, squares_BT)]
+  rows = [list(zip(*x, strict=True)) for x in zip(*of_rows, strict=True)]
+
+  def weight(b, t):
+    norms = [1 - 2 * np.exp(logp) + square for _, logp, square in rows[b]]
+    return sum(max(x, 0) for x in norms[: t + 1])
+
+  def to_go(b, t):
+    return sum(reward for reward, *_ in rows[b][t:])
+
+  out = [[0.0] * len(row) for row in rows]
+  for group in _groups(groups_B):
+    if len({rewards_B[b] for b in group}) == 1:
+      continue
+    for b in group:
+      for t in range(len(rows[b])):
+        some = [a for a in group if len(rows[a]) > t]
+        total = sum(weight(a, t) for a in some) + 1e-8
+        mean = sum(weight(a, t) * to_go(a, t) for a in some) / total
+        alone = zero_tail and len(some) == 1
+        out[b][t] = to_go(b, t) - (0 if alone else mean)
+  return _spread(out, mask_BT)
+
+
 def _sum_of_deltas(rewards_BT, values_BT, mask_BT, gamma, factor):
   """A_t = sum over l of gamma^l factor(b, l) delta_{t+l}: no recursion."""
   out = []

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from advantage_inputs import B, H, T, call, function, strategy
+from advantage_inputs import B, H, T, call, expect, function, strategy
 from by_hand import DTYPES, NEAR, QUICK, public
 from hypothesis import given, strategies as st
 
@@ -133,6 +133,53 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         dict(bonus=0.5, decay=2 * np.log(2), eps=1e-30),
         [0.75 * HALF, -0.75 * HALF, 0, 0],
     ),
+    # p = 1/2 of two tokens: 1 - 1 + 1/2 = 1/2; p = 3/4: 1 - 3/2 + 5/8 = 1/8;
+    # p = 1/4: 1 - 1/2 + 5/8 = 9/8; p = 1: 0. W_0 = 1/2, 1/8, 9/8, of rewards 1,
+    # 0 and 4: the mean is (1/2 + 9/2) / (7/4) = 20/7. W_1 = 1, 1/8, less the
+    # third row, which has one token: 1 / (9/8) = 8/9. The first alone has a
+    # third one, where W_2 = 1. In the other group all rewards are equal.
+    *(
+        (
+            "optimal_token_baseline",
+            dict(
+                rewards_B=[1.0, 0.0, 4.0, 2.0, 2.0],
+                rewards_BT=[
+                    [0.0, 0.0, 1.0],
+                    [0.0, 0.0, 9.0],
+                    [4.0, 9.0, 9.0],
+                    [2.0, 9.0, 9.0],
+                    [2.0, 9.0, 9.0],
+                ],
+                groups_B=[0, 0, 0, 1, 1],
+                logps_BT=np.log(
+                    [
+                        [1 / 2, 1 / 2, 1],
+                        [3 / 4, 1, 1],
+                        [1 / 4, 1, 1],
+                        [1 / 2, 1, 1],
+                        [1 / 4, 1, 1],
+                    ]
+                ),
+                squares_BT=[
+                    [1 / 2, 1 / 2, 1],
+                    [5 / 8, 1, 9],
+                    [5 / 8, 9, 9],
+                    [1 / 2, 9, 9],
+                    [5 / 8, 9, 9],
+                ],
+                mask_BT=np.arange(3) < np.array([[3], [2], [1], [1], [1]]),
+            ),
+            dict(zero_tail=zero_tail, eps=0.0),
+            [
+                [-13 / 7, 1 / 9, zero_tail],
+                [-20 / 7, -8 / 9, 0],
+                [8 / 7, 0, 0],
+                [0, 0, 0],
+                [0, 0, 0],
+            ],
+        )
+        for zero_tail in (0, 1)
+    ),
     # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
     # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1;
     # -1 counts as 0: ease 1, .4 and .2.
@@ -184,6 +231,7 @@ def test_defaults():
       gae_exp_complexity=dict(
           gamma=1.0, lam=0.95, decay=1.0, slope=0.5, hardest=1.0
       ),
+      optimal_token_baseline=dict(zero_tail=0, eps=1e-8),
       hybrid=dict(mix=0.5, decay=1.0, gamma=1.0, alpha=0.05) | norm,
   )
   for name in public(advantage_variants):
@@ -241,6 +289,16 @@ def test_pass_at_k_is_the_mean_over_all_draws(data):
   if k == 1:
     grpo = call("group_norm", rows, ddof=0)
     np.testing.assert_allclose(got, grpo, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero_tail", [0, 1])
+@given(data=st.data())
+@QUICK
+def test_optimal_token_baseline_matches_numpy(zero_tail, data):
+  rows = data.draw(strategy("optimal_token_baseline"))
+  got = call("optimal_token_baseline", rows, zero_tail=zero_tail)
+  wanted = expect("optimal_token_baseline", rows, zero_tail=zero_tail)
+  np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 # --- one is another in the limit ---------------------------------------------

@@ -183,6 +183,22 @@ FILES = {
             | {"kl.place": "reward"},
             "temporal compares rewards with rewards of earlier",
         ),
+        (
+            {"advantage.name": "optimal_token_baseline", "rl.staleness": 2},
+            "rl.old_logps = 'sampler': optimal_token_baseline reads",
+        ),
+        (
+            {"advantage.name": "optimal_token_baseline"}
+            | {"dynamic_sampling.surplus": "keep"}
+            | {"dynamic_sampling.enabled": True},
+            "an older policy: use 'discard'",
+        ),
+        (
+            PARTIAL
+            | {"advantage.name": "optimal_token_baseline"}
+            | {"rollout.partial_across_steps": True},
+            "an older policy: use False",
+        ),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
             {"critic.fallback": True},

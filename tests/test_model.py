@@ -14,7 +14,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason.models import attention, decoder
+from rl_reason.models import attention, collision, decoder
 
 P, T = tiny.P, tiny.T
 
@@ -107,6 +107,31 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(
   np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
   for x, y in zip(*map(jax.tree.leaves, (got[1], wanted[1])), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
+
+
+def test_squares_come_with_the_same_log_probs_and_entropies():
+  """The vocabulary is padded: 20 logits of 15 tokens, in chunks of 7."""
+  cfg = dataclasses.replace(
+      tiny.CFG, tied=False, tokens=15, vocab=20, logprob_chunk=7
+  )
+  tokens, start = rows()
+  packed = padded.micro(np.minimum(tokens, 14), start, np.ones((8, T), bool))
+  params = decoder.init(cfg, jax.random.key(0))
+  params["head"] *= 10  # far from uniform
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def both(params, compare):
+    return decoder.packed_logps(params, cfg, packed, 0.7, compare)[:-1]
+
+  logps_BT, entropy_BT, squares_BT = both(params, collision.chunked)
+  plain_BT, plain_entropy_BT = both(params, None)
+  np.testing.assert_array_equal(logps_BT, plain_BT)
+  np.testing.assert_allclose(entropy_BT, plain_entropy_BT, atol=1e-4)
+  states, _ = decoder.hidden(params, cfg, packed)
+  logits = decoder.logits(params, cfg, states)[..., :15] / 0.7
+  probs = jax.nn.softmax(logits).reshape(-1, 15)[packed.source_BT]
+  np.testing.assert_allclose(squares_BT, (probs**2).sum(-1), rtol=1e-5)
+  assert np.ptp(squares_BT) > 0.1
 
 
 @pytest.mark.slow

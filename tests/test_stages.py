@@ -147,7 +147,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(dapo):
   state = new_state(dapo.session)
   plan = dapo.run.plan(rollouts)
   assert plan.packed_M.segments_RL.any((-2, -1)).sum() > 2
-  logps_BT, _ = dapo.run.logps(state.params, plan)
+  logps_BT, *_ = dapo.run.logps(state.params, plan)
   rows = experience.with_old_logps(
       dapo.no_rows.replace(rollouts=rollouts), logps_BT
   )

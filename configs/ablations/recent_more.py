@@ -13,6 +13,8 @@ ROWS = (
     ("grpo", GRPO, {}),
     ("scale_rl", "configs/scale_rl.py", {}),
     ("deepseek_v3_2", "configs/deepseek_v3_2.py", {}),
+    ("otb", "configs/otb.py", {}),
+    ("opo", "configs/opo.py", {}),
     ("token_sum", GRPO, {"reduction.name": "token_sum"}),
     ("k3", GRPO, KL),
     ("k3_unbiased", GRPO, KL | {"kl.kind": "k3_unbiased"}),

@@ -19,6 +19,7 @@ from rl_reason.algorithms.advantages import (
     gae,
     gae_length_adaptive,
     group_norm,
+    returns_to_go,
 )
 from rl_reason.algorithms.reductions import (
     group_constant,
@@ -244,6 +245,45 @@ def explore(
 
 
 # --- one advantage per token -------------------------------------------------
+
+
+def optimal_token_baseline(
+    rewards_B: Array,
+    rewards_BT: Array,
+    groups_B: Array,
+    logps_BT: Array,
+    squares_BT: Array,
+    mask_BT: Array,
+    *,
+    zero_tail: Annotated[int, (0, 1)] = 0,
+    eps: NonNegative = 1e-8,
+) -> Array:
+  """R_t - sum(W_t R_t) / (sum(W_t) + eps) in the group: OTB (arXiv:2602.07078).
+
+  R_t is the return from token t on, and W_t sums 1 - 2 p + sum_v p_v^2 over the
+  tokens up to t: the squared norms of the scores by the logits. Only responses
+  that reach token t are in its sums; tokens that the mask hides are skipped.
+
+  Keywords: with zero_tail 1 a token that no other response reaches has the
+  baseline 0, not its own return, as verl's handle_zero_tail; eps as in verl.
+  """
+  # The tokens of the mask move to the front, so that token t is the t-th one.
+  order_BT = jnp.argsort(~(mask_BT > 0), axis=1, stable=True)
+  inputs = (mask_BT > 0, rewards_BT, logps_BT, squares_BT)
+  inside_BT, rewards_BT, logps_BT, squares_BT = (
+      jnp.take_along_axis(x, order_BT, 1) for x in inputs
+  )
+  norm_BT = jnp.maximum(1 - 2 * jnp.exp(logps_BT) + squares_BT, 0)
+  energy_BT = jnp.cumsum(jnp.where(inside_BT, norm_BT, 0), 1) * inside_BT
+  returns_BT = returns_to_go(rewards_BT, inside_BT)
+  of_group = jax.vmap(group_sum, (1, None), 1)
+  sum_BT = of_group(energy_BT * returns_BT, groups_B)
+  baseline_BT = sum_BT / (of_group(energy_BT, groups_B) + eps)
+  alone_BT = of_group(inside_BT.astype(norm_BT.dtype), groups_B) <= 1
+  baseline_BT = jnp.where(alone_BT & (zero_tail > 0), 0, baseline_BT)
+  silent_BT = ~inside_BT | group_constant(rewards_B, groups_B)[:, None]
+  out_BT = jnp.where(silent_BT, 0, returns_BT - baseline_BT)
+  return jnp.take_along_axis(out_BT, jnp.argsort(order_BT, 1), 1)
 
 
 def gae_exp_complexity(

@@ -20,6 +20,7 @@ is called with those of these arrays that its positional parameters name:
 | mask_BT          | bool, response tokens                                     |
 | logps_BT         | log-probs of the policy that sampled, by the trainer      |
 | entropy_BT       | its entropy                                               |
+| squares_BT       | sum of p^2 over the vocabulary, p its probabilities       |
 | values_BT        | V of the prefix before each token; requires a critic      |
 | progress         | fraction of the training that is done, in [0, 1]          |
 | past_rewards_H   | rewards of recent responses; requires a history           |

@@ -30,9 +30,10 @@ KINDS = {
         "advantage",
         tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
-        lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
-        step_rewards_BT step_ends_BT prefix_returns_BT progress past_rewards_H
-        past_problems_H past_weights_H parts""".split()),
+        lengths_B mask_BT logps_BT entropy_BT squares_BT values_BT
+        turn_rewards_BT turns_BT step_rewards_BT step_ends_BT prefix_returns_BT
+        progress past_rewards_H past_problems_H past_weights_H
+        parts""".split()),
     ),
     "surrogate": Kind(
         "surrogate",

@@ -65,6 +65,11 @@ def has_critic(c) -> bool:
   return "values_BT" in advantage_inputs(c)
 
 
+def reads_squares(c) -> bool:
+  """Whether the advantage reads sums of squared probabilities."""
+  return "squares_BT" in advantage_inputs(c)
+
+
 def has_history(c) -> bool:
   """Whether the advantage is computed from responses of earlier steps."""
   return "past_rewards_H" in advantage_inputs(c)
@@ -129,7 +134,7 @@ def on_policy(c) -> bool:
   starts from, unless something before the update reads them or their entropy.
   """
   inputs = set(advantage_inputs(c))
-  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & inputs
+  early = {"logps_BT", "entropy_BT", "squares_BT", "past_rewards_H"} & inputs
   kl = c.kl.kind != "none" and (
       c.kl.place == "reward" or c.kl.controller.name != "fixed"
   )

@@ -307,6 +307,26 @@ def advantages(c) -> Iterator[Rule]:
     yield "reward.incorrect", (
         "must be below 0: weak_positives learns from negative rewards"
     )
+  if facts.reads_squares(c):
+    from_sampler = c.rl.staleness > 0 and c.rl.old_logps == "sampler"
+    for field, older, off in (
+        ("rl.old_logps", from_sampler, "trainer"),
+        (
+            "dynamic_sampling.surplus",
+            c.dynamic_sampling.surplus == "keep",
+            "discard",
+        ),
+        (
+            "rollout.partial_across_steps",
+            c.rollout.partial_across_steps,
+            False,
+        ),
+    ):
+      if older:
+        yield field, (
+            f"{name} reads log-probs beside the distribution that they are of,"
+            f" and these are of an older policy: use {off!r}"
+        )
   if "parts" in inputs and not c.reward.functions:
     yield "advantage.name", (
         f"{name} normalises several rewards: name some in reward.functions"

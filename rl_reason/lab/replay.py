@@ -561,12 +561,17 @@ def credited(
   plan_rows = build_step.planner(c, mesh)
   plan = plan_rows(rows.rollouts, state.step)
   logps = build_step.logps(c, cfg, mesh, display)
-  names = ("ref_logps_BT", "values_BT", "pretrained_BT", "entropy_BT")
+  of_policy = ("entropy_BT", "squares_BT")
+  names = ("ref_logps_BT", "values_BT", "pretrained_BT", *of_policy)
   arrays = {name: inputs.get(name) for name in names}
   if on_policy:
-    rows, arrays["entropy_BT"] = with_old_logps(rows, None), None
-  elif arrays["entropy_BT"] is None:  # the run was on-policy
-    logps_BT, arrays["entropy_BT"] = logps(policy(state.policy.params), plan)
+    rows = with_old_logps(rows, None)
+    arrays |= dict.fromkeys(of_policy)
+  elif arrays["entropy_BT"] is None or (
+      arrays["squares_BT"] is None and facts.reads_squares(c)
+  ):  # the run was on-policy, or had another advantage
+    logps_BT, *found = logps(policy(state.policy.params), plan)
+    arrays |= dict(zip(of_policy, found, strict=True))
     rows = with_old_logps(rows, logps_BT)
   if c.kl.kind == "none":
     arrays["ref_logps_BT"] = None

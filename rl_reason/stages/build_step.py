@@ -26,7 +26,7 @@ from rl_reason.collect import dynamic_sampling, history
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed
-from rl_reason.models import critic, decoder
+from rl_reason.models import collision, critic, decoder
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
@@ -107,11 +107,12 @@ def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
 
 def logps(
     c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh, display: Display
-) -> Callable[..., tuple[Array, Array]]:
-  """(params, plan) -> log-probs and entropies of response tokens, [B, T]."""
-  program = step.logps_program(cfg, c.rollout.temperature)
+) -> Callable[..., tuple[Array, ...]]:
+  """(params, plan) -> log-probs, entropies, squares_BT or None, [B, T] each."""
+  compare = collision.chunked if facts.reads_squares(c) else None
+  program = step.logps_program(cfg, c.rollout.temperature, compare)
   program = CompiledOnce("log-probabilities", program, display)
-  return functools.partial(step.forward, mesh, program)
+  return lambda *args: (*step.forward(mesh, program, *args), None)[:3]
 
 
 def values(

@@ -75,8 +75,8 @@ def cost(c, policy: Tree, model: Model, output: Output, tok: Any) -> str:
   logps = build_step.logps(c, model.cfg, model.mesh, output.display)
   packed_rows = build_step.packed_rows(c, model.mesh)
   plan = packing.plan(rows, packed_rows=packed_rows, minibatches=1)
-  before_BT, _ = logps(policy, plan)
-  after_BT, _ = logps(rounded(c, policy, model), plan)
+  before_BT, *_ = logps(policy, plan)
+  after_BT, *_ = logps(rounded(c, policy, model), plan)
   mask_BT = rows.mask_BT
   gap = np.abs(before_BT - after_BT)[mask_BT].mean()
   divergence = np.asarray(kl.k3(before_BT, after_BT))[mask_BT].mean()

@@ -246,7 +246,7 @@ def train(
         mesh=rollout_engine.mesh,
         display=display,
     )
-  keep = {x: c.checkpoint[x] for x in ("keep_last", "keep_best")}
+  keep = {name: c.checkpoint[name] for name in ("keep_last", "keep_best")}
   stage = open_stage(c, output, "rl", **keep)
   if stage.restore(state) and interim.is_complete(state, total, display):
     stage.checkpoints.close()
@@ -273,14 +273,14 @@ def train(
       clock.lap("host")
 
       # Log-probs by the trainer; one on-policy update computes its own.
-      logps_BT = entropy_BT = ref_logps_BT = None
+      logps_BT = entropy_BT = squares_BT = ref_logps_BT = None
       if not on_policy:
-        logps_BT, entropy_BT = trainer_logps(params, plan)
+        logps_BT, entropy_BT, squares_BT = trainer_logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None
       if surplus is not None:
-        logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
+        logps_BT, *_ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if state.replay is not None:  # older groups are part of the next batch
         state.kept, found = state.replay.exchange(
@@ -306,6 +306,7 @@ def train(
           values_BT=values_BT,
           pretrained_BT=pretrained_BT,
           entropy_BT=entropy_BT,
+          squares_BT=squares_BT,
           progress=np.float32(state.step / total),
           kl_coef=np.float32(state.coefs["kl"]),
       )

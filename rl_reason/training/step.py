@@ -51,12 +51,10 @@ def map_micro_batches(fn: Callable[[Tree, Packed], Tree]) -> Callable:
   return jax.jit(program)
 
 
-def logps_program(cfg: decoder.ModelConfig, temperature: float) -> Callable:
-  """jit: log-probs and entropy of response tokens, [M, B, T] each."""
+def logps_program(cfg, temperature: float, compare=None) -> Callable:
+  """jit: log-probs, entropy, what `compare` adds, of tokens: [M, B, T] each."""
   return map_micro_batches(
-      lambda params, packed: decoder.packed_logps(
-          params, cfg, packed, temperature
-      )[:2]
+      lambda p, x: decoder.packed_logps(p, cfg, x, temperature, compare)[:-1]
   )
 
 
