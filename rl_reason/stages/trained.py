@@ -164,8 +164,8 @@ def _step(c, which: str, output: Output) -> int:
     step = several.steps[-1]
   else:
     step = int(which) if which.isdigit() else None
-  steps = several.steps if several else [step]
-  if step is None or any(map(checkpoints.fault, steps)):
+  steps = several.steps if several else (step,)
+  if step is None or any(x is None or checkpoints.fault(x) for x in steps):
     complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
     raise RunError(
         f"--step = {which}: no such checkpoint of RL in {output.workdir}"
