@@ -21,6 +21,10 @@ QUICK = "--xla_backend_optimization_level=0"
 os.environ.setdefault("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
 CACHE = tempfile.TemporaryDirectory(prefix="rl_reason-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
+# All processes of a test run share compiled programs: most are compiled again
+# and again, by other tests and other workers.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{CACHE.name}/programs")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
 

@@ -330,6 +330,8 @@ def test_compiled_programs_are_beside_those_of_the_user(tmp_path, monkeypatch):
   import jax
 
   name, said = "jax_compilation_cache_dir", []
+  tests = getattr(jax.config, name)
+  jax.config.update(name, None)
   for home, place, lines in (
       (tmp_path, str(tmp_path / "rl_reason" / "compiled"), 0),
       ("/sys/nowhere", None, 1),
@@ -338,5 +340,6 @@ def test_compiled_programs_are_beside_those_of_the_user(tmp_path, monkeypatch):
     with compilation_cache.kept(said.append):
       assert getattr(jax.config, name) == place
     assert getattr(jax.config, name) is None and len(said) == lines
+  jax.config.update(name, tests)
   assert "JAX_COMPILATION_CACHE_DIR" in said[0]
   assert (tmp_path / "rl_reason" / "compiled").stat().st_mode & 0o77 == 0

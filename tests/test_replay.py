@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import replayed
-import tiny_session
 
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import command_line, rules, saved_config
@@ -17,13 +16,10 @@ from rl_reason.lab import replay, replay_record
 from rl_reason.report import page
 from rl_reason.tasks import arithmetic
 
-compiled = tiny_session.compiled
-
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, compiled):
+def finished(tmp_path_factory):
   """The work directory of three steps of Dr. GRPO."""
-  del compiled
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(arithmetic, "verify", lambda text, row: len(text) % 2)
     workdir = tmp_path_factory.mktemp("runs") / "dr_grpo"

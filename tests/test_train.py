@@ -71,6 +71,7 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "runs" / "train-1").mkdir(parents=True)
   before = signal.getsignal(signal.SIGTERM)
+  programs = jax.config.jax_compilation_cache_dir
   usual, tiny = config.flat(base.get_config()), config.flat(tiny_config())
   overrides = {k: x for k, x in tiny.items() if x != usual[k]}
   result = train(
@@ -84,7 +85,7 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   name = "sft/val-core/rl_reason.tasks.given:Task/acc/mean@1"
   assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
-  assert not jax.config.jax_compilation_cache_dir
+  assert jax.config.jax_compilation_cache_dir == programs
   assert not (result.workdir / "compiled").exists()
   assert "work directory runs/train-2" in capsys.readouterr().out
 

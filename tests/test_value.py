@@ -22,7 +22,6 @@ from rl_reason.stages import build_step, export, value
 from rl_reason.stages.output import open_stage
 from rl_reason.training import step
 
-compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 16
 FIELDS = dict(
     advantage__name="gae_length_adaptive",
@@ -90,7 +89,7 @@ def lines(workdir):
 
 
 @pytest.fixture(scope="module")
-def trained(compiled, verdicts, tmp_path_factory):
+def trained(verdicts, tmp_path_factory):
   """A critic after all of its steps."""
   return pretrain(tmp_path_factory.mktemp("value") / "a")
 

@@ -222,16 +222,6 @@ def interrupted(session, stop_at=None, die_at=None):
   return session.replace(output=session.output._replace(stop=stop))
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-  """Programs of a module's tests are compiled once."""
-  directory = str(tmp_path_factory.mktemp("compiled"))
-  jax.config.update("jax_compilation_cache_dir", directory)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-  yield
-  jax.config.update("jax_compilation_cache_dir", None)
-
-
 @pytest.fixture
 def shared_programs(monkeypatch):
   """Sessions of one test, whose configs are equal, share their programs."""

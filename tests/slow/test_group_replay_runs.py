@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
-from tiny_session import call, compiled, half_correct  # noqa: F401, fixtures
+from tiny_session import call, half_correct  # noqa: F401, fixtures
 
 from rl_reason.base.errors import Stopped
 from rl_reason.lab import generate
@@ -13,7 +13,7 @@ from rl_reason.training import step as step_lib
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("compiled", "half_correct"),
+    pytest.mark.usefixtures("half_correct"),
 ]
 FIELDS = dict(
     rollout__replay=3,

@@ -11,7 +11,7 @@ import tiny
 import tiny_session
 from conftest import restore_arrays
 from test_quantization import stacked, unpacked
-from tiny_session import call, compiled, half_correct  # noqa: F401, fixtures
+from tiny_session import call, half_correct  # noqa: F401, fixtures
 
 from rl_reason import hf
 from rl_reason.base.errors import RunError
@@ -21,7 +21,7 @@ from rl_reason.stages import export, rl, sft, trained
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("compiled", "half_correct"),
+    pytest.mark.usefixtures("half_correct"),
 ]
 
 

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_reward_model import compiled, trained
+from test_reward_model import trained
 from tiny_session import call
 
 from rl_reason.models import critic
@@ -13,7 +13,7 @@ from rl_reason.stages import optimizers, reward_model
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow
-__all__ = ["compiled", "trained"]  # fixtures
+__all__ = ["trained"]  # a fixture
 
 
 def test_micro_batches_change_nothing(trained):

@@ -9,10 +9,9 @@ import replayed
 import tiny_session
 
 half_correct = tiny_session.half_correct
-compiled = tiny_session.compiled
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("compiled", "half_correct"),
+    pytest.mark.usefixtures("half_correct"),
 ]
 FEW = dict(rl__steps=3, evaluate__every=0, checkpoint__keep_best=0)
 

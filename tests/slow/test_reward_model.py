@@ -28,7 +28,6 @@ from rl_reason.stages import (
 )
 
 pytestmark = pytest.mark.slow
-compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 60
 FIELDS = dict(
     task__difficulties=(2,),
@@ -68,7 +67,7 @@ def train_model(workdir, stop_at=None):
 
 
 @pytest.fixture(scope="module")
-def trained(compiled, tmp_path_factory):
+def trained(tmp_path_factory):
   return train_model(tmp_path_factory.mktemp("reward_model") / "a")
 
 

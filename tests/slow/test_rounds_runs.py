@@ -6,7 +6,7 @@ import types
 import jax
 import pytest
 import tiny_session
-from tiny_session import compiled, half_correct  # noqa: F401, fixtures
+from tiny_session import half_correct  # noqa: F401, fixtures
 
 from rl_reason import run
 from rl_reason.base import config as config_lib
@@ -17,7 +17,7 @@ from rl_reason.stages import demonstrations, supervised
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("compiled", "half_correct"),
+    pytest.mark.usefixtures("half_correct"),
 ]
 
 

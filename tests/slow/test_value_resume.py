@@ -5,7 +5,6 @@ import pytest
 import tiny_session
 from test_value import (
     STEPS,
-    compiled,
     first_step,
     lines,
     make_session,
@@ -20,7 +19,7 @@ from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.stages import rl, trained as trained_lib, value
 
 pytestmark = pytest.mark.slow
-__all__ = ["compiled", "trained", "verdicts"]  # fixtures
+__all__ = ["trained", "verdicts"]  # fixtures
 
 
 def test_it_ends_when_its_loss_is_small_enough(trained, tmp_path):
