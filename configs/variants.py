@@ -242,6 +242,8 @@ def add(c) -> None:
       "an environment",
       name="",  # my_module:Class; '' is the task, if it has a method step
       max_turns=number(16, low=1),  # of a trajectory
+      turn_tokens=number(0, low=0),  # of a turn, which is then cut; 0: no limit
+      phrase="",  # after a cut, with the environment `interrupt`
       stop_strings=(),  # texts that end a turn, as EOS does
       special_tokens=False,  # whether observations may contain them
       executor=choice("thread", "process"),  # process: one a trajectory

@@ -61,6 +61,11 @@ STALE = {
     "rl.staleness": {"rl.staleness": 1},
     "rollout.replay": {"rollout.replay": 1, "correction.name": "truncate"},
 }
+INTERRUPT = {
+    "environment.name": "interrupt",
+    "environment.turn_tokens": 8,
+    "environment.phrase": "#",
+}
 PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
 VLLM = {
@@ -430,6 +435,39 @@ def test_combinations_without_effect_are_warned_of(changes, words):
   checked.fields(c)
   lines = [x for x in checked.warnings(c) if "does nothing" not in x]
   assert len(lines) == bool(words) and all(words in x for x in lines)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"turn_tokens": 0}, "turn_tokens = 0: the tokens before an interrupt"),
+        (
+            {"turn_tokens": 48},
+            "turn_tokens = 48: must be less than rollout.max",
+        ),
+        (
+            {"phrase": ""},
+            "environment.phrase = '': what follows an interrupted",
+        ),
+        (
+            {"executor": "process"},
+            "executor = 'process': the verifier has proc",
+        ),
+        ({"name": "calculator"}, "environment.phrase = '#': is of the environ"),
+    ],
+)
+def test_interruptions_that_cannot_work_are_refused(changes, words):
+  checked.fields(with_fields(INTERRUPT))
+  changes = {f"environment.{k}": x for k, x in changes.items()}
+  with pytest.raises(errors.ConfigError) as e:
+    checked.fields(with_fields(INTERRUPT | changes))
+  assert words in str(e.value)
+
+
+def test_a_task_of_turns_is_not_interrupted():
+  guess = {"task.name": "guess", "task.difficulties": (8,)}
+  with pytest.raises(errors.ConfigError, match="guess has no verifier of"):
+    checked.fields(with_fields(INTERRUPT | guess))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
+from tiny_episodes import EOS, TOK, Echo, check_ids, environments, play, rows
 
+from rl_reason import environments as env_lib, tasks
 from rl_reason.algorithms import variants
 from rl_reason.base.errors import RunError
 from rl_reason.collect import environment_runner, episodes
@@ -110,6 +111,76 @@ def test_a_first_round_that_fails_throughout_ends_the_run():
 
   with pytest.raises(RunError, match=r"(?s)all 16 .*the first traceback"):
     play(environments(Broken), max_tokens=200)
+
+
+class Short(Echo):
+  """Says what it got of turns that were cut."""
+
+  def cut(self, response):
+    self.cuts = [*getattr(self, "cuts", []), response]
+    return "=" * len(self.cuts), -1.0, len(self.cuts) == 3
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_turn_is_cut_at_its_limit(limit):
+  """The answer to a cut follows the tokens of the turn, which has no EOS."""
+  found = play(environments(Short, turn_tokens=limit), max_tokens=30)
+  r, counts = found.rollouts, []
+  slots = r.tokens_BL.shape[1] - r.mask_BT.shape[1]
+  numbers_BT = found.episodes.turns().numbers_BT
+  for b, environment in enumerate(found.made):
+    ids, cuts = r.tokens_BL[b, slots:], getattr(environment, "cuts", [])
+    here = {int(t): int(ids[t]) for t in np.flatnonzero(r.mask_BT[b])}
+    assert here == found.drawn[b]
+    counts.append(len(cuts))
+    for number in range(1, numbers_BT[b].max() + 1):
+      (turn,) = np.nonzero(numbers_BT[b] == number)
+      end = turn[-1] + 1
+      assert len(turn) <= limit
+      if EOS not in ids[turn] and end < len(ids):  # cut, with room
+        text = TOK.decode(ids[turn])
+        assert text == cuts.pop(0)
+        said = "=" * (counts[-1] - len(cuts))
+        if counts[-1] - len(cuts) < 3 and end + len(said) < len(ids):
+          assert TOK.decode(ids[end : end + len(said)]) == said
+          assert not r.mask_BT[b, end : end + len(said)].any()
+    assert not cuts
+  assert max(counts) == 3
+
+
+def test_environments_without_cut_get_the_turn_as_a_step():
+  found = play(environments(Echo, turn_tokens=1), max_tokens=12)
+  turns = [text for x in found.made for text, *_ in x.history]
+  assert max(map(len, turns)) == 1
+
+
+def test_an_interrupted_response_by_hand():
+  """The verifier reads the thought, the phrase and the answer as one text."""
+  task = tasks.get("arithmetic")
+  row = tasks.Row("5-1+1=", "5", 3)
+  make = env_lib.find("interrupt", task, ";#")
+  for turns, wanted in (
+      ([("step", "5-1=4;4+1=5;#5")], 1.0),
+      ([("step", "5-1=4;#4")], 0.0),
+      ([("cut", "5-1=4;4+1=5"), ("step", "5")], 1.0),
+      ([("cut", "5-1=4;4+1=5"), ("step", "4")], 0.0),
+      ([("cut", "5-1=4"), ("cut", "5")], 0.0),
+  ):
+    environment = make()
+    environment.reset(row, None)
+    for name, text in turns:
+      said, reward, over = getattr(environment, name)(text)
+      assert over == ((name, text) == turns[-1])
+      assert over or (said, reward) == (";#", 0.0)
+    assert reward == wanted == environment.correct()
+
+  class Fails:
+    begin = staticmethod(lambda pairs: lambda: [None])
+
+  environment = env_lib.find("interrupt", Fails(), "#")()
+  environment.reset(row, None)
+  with pytest.raises(RuntimeError, match="verifier failed"):
+    environment.step("5")
 
 
 def test_responses_to_a_row_share_its_prompt():

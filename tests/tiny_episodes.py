@@ -55,7 +55,7 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
   prompts = np.tile(TOK("1+1")["input_ids"], (count, 1)).astype(np.int32)
   ends = [EOS, *pauses]
 
-  def sample(resumed=None):
+  def sample(resumed=None, limits_B=None):
     blank = Rollouts(
         tokens_BL=np.concatenate(
             [prompts, np.zeros((count, max_tokens), np.int32)], 1
@@ -81,7 +81,8 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
         drawn[b][t] = out.tokens_BL[b, P + t] = token
         out.logps_BT[b, t] = -token
         out.lengths_B[b] = t + 1
-        ended_B[b] = token in ends or t + 1 == max_tokens
+        limit = max_tokens if limits_B is None else limits_B[b]
+        ended_B[b] = token in ends or t + 1 == limit
       left.remove(b)
       if len(left) == 2:  # a snapshot in the middle, as `stream` yields them
         yield Sampled(jax.tree.map(np.array, out), ended_B.copy())

@@ -4,7 +4,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from rl_reason import tasks
+from rl_reason import environments, tasks, verifiers
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import facts
@@ -79,6 +79,33 @@ def environment(c) -> Iterator[Rule]:
     yield "environment.executor", (
         f"another process cannot import {name}: put it into a module of its"
         " own, or set 'thread'"
+    )
+  if e.turn_tokens >= c.rollout.max_tokens:
+    yield "environment.turn_tokens", (
+        "must be less than rollout.max_tokens, so that a turn follows a turn"
+        " that is cut"
+    )
+  interrupts = e.name == environments.INTERRUPT
+  if interrupts and (
+      getattr(tasks.get(c.task.name), "environment", None)
+      or not getattr(tasks.get(c.task.name), "verifies", True)
+      or c.data.kind == verifiers.NONE
+  ):
+    yield "environment.name", (
+        f"{c.task.name} has no verifier of responses of one turn, which would"
+        " read the response after an interruption: choose a task with verify"
+    )
+  if interrupts and not e.turn_tokens:
+    yield "environment.turn_tokens", "the tokens before an interruption: set it"
+  if interrupts and not e.phrase:
+    yield "environment.phrase", "what follows an interrupted thought: set it"
+  if e.phrase and not interrupts:
+    yield "environment.phrase", (
+        f"is of the environment {environments.INTERRUPT!r} alone: leave it out"
+    )
+  if interrupts and e.executor == "process":
+    yield "environment.executor", (
+        "the verifier has processes of its own: leave it at 'thread'"
     )
   if not all(isinstance(x, str) and x for x in e.stop_strings):
     yield "environment.stop_strings", "must be texts, none of them empty"

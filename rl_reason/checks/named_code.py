@@ -13,10 +13,11 @@ import sysconfig
 from collections.abc import Mapping
 from typing import Any
 
-from rl_reason import tasks
+from rl_reason import environments, tasks
 from rl_reason.base import errors, kinds, own_code
 from rl_reason.tasks import given
 
+OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
 
 
@@ -39,7 +40,7 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   task = fields.get("task.name", tasks.FILES)
   if task not in (*tasks.NAMES, tasks.FILES):
     found += ["task.name"] * (not task.startswith(f"{tasks.GYM}:"))
-  if fields.get("environment.name", "") not in ("", *tasks.NAMES):
+  if fields.get("environment.name", "") not in (*OWN, *tasks.NAMES):
     found.append("environment.name")
   return found
 

@@ -35,6 +35,7 @@ class Environments:
     ends: ids of tokens that end a turn.
     stop_strings: texts that end a turn.
     max_turns: of a trajectory.
+    turn_tokens: of a turn of the policy, which is then cut; 0: no limit.
     slots: rows that decode at a time; 0: all.
     shards: of the rows.
     executor: 'thread' runs calls in threads of this process, 'process' in one
@@ -58,6 +59,7 @@ class Environments:
       ends: Sequence[int],
       stop_strings: Sequence[str] = (),
       max_turns: int,
+      turn_tokens: int = 0,
       slots: int = 0,
       shards: int = 1,
       executor: str = "thread",
@@ -68,7 +70,8 @@ class Environments:
   ):
     self.name, self.tok = name, tok
     self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
-    self.max_turns, self.slots, self.shards = max_turns, slots, shards
+    self.max_turns, self.turn_tokens = max_turns, turn_tokens
+    self.slots, self.shards = slots, shards
     self.observer = observations.Observer(tok, special_tokens=special_tokens)
     self._parent: executors.Parent | None = None
     self.begin: Callable[[], Any] = functools.partial(executors.Play, make)

@@ -165,23 +165,34 @@ class Episodes:
   def stream(self, sample: Sample) -> Iterator[Sampled]:
     """Plays all trajectories to their ends; yields all so far after each wave.
 
-    `sample` samples turns: first without arguments, then with `resumed`.
+    `sample` samples turns: first without `resumed`, then with it; and with
+    `limits_B`, if turns have a limit.
     """
     live_B = np.ones(len(self.texts), bool)
     while live_B.any():
       # Sample the next turns. Environments answer while others still decode.
       if self._rollouts is None:
-        cache = self._wave(sample(), live_B)
+        cache = self._wave(sample(**self._limits()), live_B)
       else:
         for wave_B in self._fitting(live_B):
           resumed = Sampled(self._rollouts, ~wave_B, cache)
-          cache = self._wave(sample(resumed=resumed), wave_B)
+          parts = sample(resumed=resumed, **self._limits())
+          cache = self._wave(parts, wave_B)
       # Append the answers; trajectories that are not over continue.
       assert self._rollouts is not None
       live_B = self._answered(self._rollouts, live_B)
       if not live_B.any():
         self._finish(self._rollouts)
       yield Sampled(self._rollouts, ~live_B)
+
+  def _limits(self) -> dict[str, np.ndarray]:
+    """The most tokens of each response when its next turn is cut."""
+    if not self._run.turn_tokens:
+      return {}
+    limits_B = self._start_B + self._run.turn_tokens
+    if self._rollouts is not None:
+      limits_B = np.minimum(limits_B, self._rollouts.mask_BT.shape[1])
+    return dict(limits_B=limits_B.astype(np.int32))
 
   def _fitting(self, live_B: np.ndarray) -> Iterator[np.ndarray]:
     """Splits rows into waves that have a slot for each row."""
@@ -220,15 +231,20 @@ class Episodes:
     ended = next((x for x in self._run.stop_strings if text.endswith(x)), "")
     if is_end := int(ids[-1]) in self._run.ends:
       ended = self._run.tok.convert_ids_to_tokens(int(ids[-1]))
-    if b not in self._failed and (stops or is_end):
+    # A turn without an end is cut, if there is room for an observation.
+    limit, room = self._run.turn_tokens, end < rollouts.mask_BT.shape[1]
+    cut = 0 < limit <= end - start and room and not (stops or is_end)
+    if b not in self._failed and (stops or is_end or cut):
       self._turns_B[b] += 1
       self._asked_B[b] = True
       if self._own_B[b]:
+        # After a cut, the observation is part of the same turn of a chat.
+        chat = self._chat_B[b] and not cut
         encode = functools.partial(
-            self._run.observer.answer, chat=self._chat_B[b], ended=ended
+            self._run.observer.answer, chat=chat, ended=ended
         )
         play = self._plays[b]
-        self._pending[b] = self._run.call(_answer, play, text, encode)
+        self._pending[b] = self._run.call(_answer, play, text, encode, cut)
 
   def _answered(self, rollouts: Rollouts, live_B: np.ndarray) -> np.ndarray:
     """Appends the answers of environments; returns the live trajectories."""
@@ -267,9 +283,11 @@ class Episodes:
     self._run.note(list(self._failed.values()), len(self.texts))
 
 
-def _answer(play: Any, text: str, encode: Callable[..., list[int]]) -> Answer:
+def _answer(
+    play: Any, text: str, encode: Callable[..., list[int]], cut: bool
+) -> Answer:
   """Passes a turn to an environment and encodes its observation."""
-  said = play.step(text)
+  said = play.step(text, cut)
   ids = [] if said.over else encode(said.observation, play.offered)
   return Answer(ids, said.reward, said.over, said.correct)
 

@@ -16,6 +16,9 @@ and optionally
 
   correct() -> bool              whether the trajectory counts as correct; by
                                  default, whether its last reward is positive
+  cut(response)                  answers a turn that reached
+    -> observation, reward, over environment.turn_tokens before its end; by
+                                 default, as `step`
 
 The class may also be the task, with `problem` (see `tasks`). Its function
 `demonstrate(row, style, rng)` then returns a list of texts, the turns of the
@@ -28,6 +31,7 @@ tools, and `collect/episodes.py` runs trajectories. This room does not import
 JAX.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,21 +39,28 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import errors, functions
+from rl_reason.environments import interrupt
 
 Environment = Any  # an object with `reset` and `step`
+INTERRUPT = "interrupt"  # takes the task of the run
 
 
-def find(name: str, task: Any) -> Callable[[], Environment] | None:
+def find(
+    name: str, task: Any, phrase: str = ""
+) -> Callable[[], Environment] | None:
   """Returns a factory of environments; None if responses have one turn.
 
   Args:
     name: `environment.name` of the config: a built-in task with `step`, or
       `my_module:Class`; '' for the task itself, if it has `step`.
     task: task of `tasks.get`.
+    phrase: of an interruption, see `interrupt`.
 
   Raises:
     ValueError: there is no such environment; the text says what is missing.
   """
+  if name == INTERRUPT:
+    return functools.partial(interrupt.Interrupt, task, phrase)
   if name:
     source = functions.load(tasks.NAMES.get(name, name))
     make = tasks.environment_factory(source)

@@ -71,9 +71,17 @@ class Play:
       raise TypeError(f"reset gave the prompt {prompt!r}, not a text")
     return row.prompt if prompt is None else prompt
 
-  def step(self, text: str) -> Reply:
-    """Answers a turn, and checks the values that the environment returns."""
-    observation, reward, over = self.environment.step(text)
+  def step(self, text: str, cut: bool = False) -> Reply:
+    """Answers a turn, and checks the values that the environment returns.
+
+    Args:
+      text: of the turn.
+      cut: whether the turn reached its limit before its end.
+    """
+    answer = self.environment.step
+    if cut:
+      answer = getattr(self.environment, "cut", answer)
+    observation, reward, over = answer(text)
     if not (over or isinstance(observation, str | list)):
       raise TypeError(f"step gave the observation {observation!r}, not a text")
     if not np.isfinite(float(reward)):
@@ -113,9 +121,9 @@ class PlayInProcess:
     """See `Play`."""
     return self._ask("reset", row, list(seed))
 
-  def step(self, text: str) -> Reply:
+  def step(self, text: str, cut: bool = False) -> Reply:
     """See `Play`."""
-    return Reply(*self._ask("step", text))
+    return Reply(*self._ask("step", text, cut))
 
   def _ask(self, *request) -> Any:
     """Returns the value of a call.

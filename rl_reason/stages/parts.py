@@ -77,9 +77,10 @@ def show(display: Display) -> tasks.Show:
 def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
   """The task with its verifier, and what makes its environments (or None)."""
   found = tasks.get(c.task.name, show)
-  make = environments_lib.find(c.environment.name, found)
   r = c.reward
-  return found.in_workers(r.workers, r.seconds, show), make
+  found = found.in_workers(r.workers, r.seconds, show)
+  e = c.environment
+  return found, environments_lib.find(e.name, found, e.phrase)
 
 
 def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
@@ -193,6 +194,7 @@ def environments(
       ends=tokenizer.ends(tok, c.rollout.stop_tokens),
       stop_strings=e.stop_strings,
       max_turns=e.max_turns,
+      turn_tokens=e.turn_tokens,
       slots=c.rollout.slots,
       shards=sharding.num_shards(mesh, "batch"),
       executor=e.executor,
