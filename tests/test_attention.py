@@ -333,7 +333,7 @@ def test_a_cache_has_the_heads_that_kernels_read():
     assert first.k.shape[2:] == kept
 
 
-@pytest.mark.parametrize("kind", ["same", "int8"])
+@pytest.mark.parametrize("kind", ["same", pytest.param("int8", marks=SLOW)])
 def test_a_sampler_with_weights_and_caches_of_layers(kind, interpreted):
   """Draws, in float32, the tokens of stacked arrays; also where it goes on."""
   cfgs = [dataclasses.replace(tiny.CFG, attention=x) for x in ("xla", "cudnn")]

@@ -33,6 +33,7 @@ def test_the_parts_of_a_rollout_by_hand():
   assert found == pytest.approx(((0.6 + 1) / 2, 0.5 / 2, 0.2 / 2))
 
 
+@pytest.mark.slow
 def test_bandits():
   """One program: the line, negative samples, one step, and state sharing."""
   bound = math.log1p(0.5)

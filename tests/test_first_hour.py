@@ -170,7 +170,7 @@ def test_four_faults_are_four_lines(lines):
         ),
         (
             {"task.name": "fils"},
-            "task.name = 'fils': none of arithmetic, countdown,",
+            "task.name = 'fils': none of arithmetic, operators,",
         ),
         (
             {"advantage.name": "gea", "critic.lr": "0.01"},

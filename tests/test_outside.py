@@ -163,7 +163,7 @@ def test_a_task_may_be_an_object_or_a_class(outside):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("chess", "none of arithmetic, countdown, .*files, .*no module chess"),
+        ("chess", "none of arithmetic, operators, .*files, .*no module chess"),
         ("task_of_test:Missing", "task_of_test has no Missing"),
         ("math", "has no function problem"),
     ],

@@ -8,7 +8,7 @@ import tiny_session
 
 from rl_reason import run
 
-OF_THE_COMMAND = {"stage", "which"}
+OF_THE_COMMAND = {"stage", "which", "earlier"}
 
 
 @pytest.mark.parametrize(

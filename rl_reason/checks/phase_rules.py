@@ -7,7 +7,6 @@ from rl_reason.base import config as config_lib, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked, facts, file_checks, rules
-from rl_reason.devices.randomness import host_seed
 from rl_reason.tasks import several
 
 # Fields that phases cannot change, by prefix -> what to do instead.
@@ -66,6 +65,8 @@ def of_phase(config, number: int, workdir: pathlib.Path):
     number: of the phase; phase 0 also makes the initial policy.
     workdir: work directory of all phases.
   """
+  from rl_reason.devices.randomness import host_seed  # imports JAX
+
   plan, c = phase_plan.parse(config.phases), overridden(config, number)
   if alphabet(config):
     c.tokenizer = str(tokenizer(workdir))

@@ -10,6 +10,7 @@ Shapes here: N seeds; S evaluations of a run.
 import json
 import math
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def collect(
     measures: dict[str, Any],
     command: str,
     ended: Mapping[str, str],
-    kept: Mapping[str, Any],
+    kept: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
   """Gathers the data of all finished runs of an ablation.
 
