@@ -278,9 +278,8 @@ def session_of(path, teacher, workdir, **changes):
   return checkpoints.session_of(path, workdir, c=c, **changes)
 
 
-@pytest.mark.parametrize(
-    "sampled", [pytest.param(False, marks=pytest.mark.slow), True]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [False, True])
 def test_a_teacher_that_equals_the_student_changes_nothing(
     sampled, student, tmp_path
 ):

@@ -15,6 +15,7 @@ def test_an_example_fits_its_screen(name, most):
   assert len(text.splitlines()) <= most
 
 
+@pytest.mark.slow
 def test_own_reward_learns_and_is_the_one_of_its_page(capsys):
   path = ROOT / "examples" / "own_reward.py"
   page = (ROOT / "docs" / "your_loop.md").read_text()

@@ -79,6 +79,7 @@ def test_a_verifier_of_the_user(tmp_path, monkeypatch):
   assert "verifier_of_test.py" in text and "ValueError: no 4" in text
 
 
+@pytest.mark.slow
 def test_the_task_of_the_documentation(tmp_path, monkeypatch):
   """As printed: checks, problems, demonstrations, and a sampled round."""
   text = (ROOT / "docs" / "data.md").read_text()

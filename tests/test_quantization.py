@@ -198,6 +198,7 @@ def lines(count, step=3):
   return [dict(stage="rl", step=step, **x) for x in texts]
 
 
+@pytest.mark.slow
 def test_the_cost_is_that_of_the_weights_in_the_file(tmp_path, monkeypatch):
   """An export says it, and the tokens are those of the newest responses."""
   session = tiny_session.make_session(

@@ -26,6 +26,7 @@ def finished(tmp_path_factory):
     yield replayed.reinforced(workdir, **replayed.DR_GRPO)
 
 
+@pytest.mark.slow
 def test_a_step_is_rebuilt_to_the_bit_and_twice_rewarded(finished):
   """Twice the reward is twice the gradient of the first optimizer step."""
   place = replayed.replayed_session(

@@ -162,7 +162,9 @@ def test_partial_rollouts_resume(tmp_path):
   assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    "name", ["adamw", pytest.param("muon", marks=pytest.mark.slow)]
+)
 def test_sft_resumes(tmp_path, name):
   changes = dict(sft__habits__steps=0, optimizer__name=name)
   interruption = dict(stop_at=1)

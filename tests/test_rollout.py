@@ -364,6 +364,7 @@ def test_kept_rows_read_only_what_is_new(long):
     assert following is not None  # for the next call
 
 
+@pytest.mark.slow
 def test_a_cache_of_few_slots_is_continued():
   how = dict(max_tokens=20, eos=-1)
   prompts, limits_B = tiny.prompts(2), np.full(8, 5)

@@ -149,6 +149,7 @@ def test_sections_without_filters_have_none():
   assert sampling_filters.of(off | dict(min_p=0.1)) == Filters(min_p=0.1)
 
 
+@pytest.mark.slow
 def test_a_sampler_penalizes_prompt_and_response():
   """Drawn tokens are some that the reference keeps, greedy ones its argmax.
 

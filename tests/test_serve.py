@@ -128,6 +128,7 @@ def test_a_response_does_not_depend_on_what_is_beside_it(serve):
     np.testing.assert_allclose(logps_of(alone), logps, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_few_responses_decode_in_few_slots(engine):
   """Alone in one, with others in more; the tokens are the same as in all."""
   ids = [tuple(encoded(x)) for x in TEXTS]
@@ -664,6 +665,7 @@ def test_a_host_that_others_reach_needs_a_key(monkeypatch):
     requirements.check(c)
 
 
+@pytest.mark.slow
 def test_attention_in_parts_is_that_of_the_whole_text():
   """300 tokens are two parts and a half; the last 20 are padding."""
   rng = np.random.default_rng(0)

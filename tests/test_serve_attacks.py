@@ -92,6 +92,7 @@ def ask(address, body, connection=http.client.HTTPConnection, **options):
     return answer.status, json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_no_request_silences_health(tmp_path):
   """Each attack of `bench.attacks`; an honest request is answered after it."""
   found = attacks.attacks(most=MOST, limit=tiny.P, open_=64)

@@ -43,6 +43,7 @@ def test_a_fit_finds_the_parameters_of_a_curve(tmp_path):
   assert high[0] - low[0] < 0.1
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run(tmp_path, capsys):
   good = run(tmp_path / "good")
   flat = run(tmp_path / "flat", TRUE._replace(middle=1e11), noise=0.01)
