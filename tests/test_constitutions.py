@@ -10,6 +10,7 @@ import types
 import numpy as np
 import pytest
 import tiny
+from test_reward_functions import constitution
 
 from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
@@ -20,7 +21,7 @@ from rl_reason.configs import base
 from rl_reason.evaluation import accuracy
 from rl_reason.tasks import Row, answer_rules, constitutions, reward_terms
 from rl_reason.tasks.judge import Judge
-from rl_reason.tasks.reward_functions import Failed, Response, RewardBatch
+from rl_reason.tasks.reward_functions import Failed, Response
 
 BOX = Row("What is 1+1? Put the answer into \\boxed{}.", "2")
 TAGS = Row("Reason in <think>, answer in <answer>. 1+1?", "2")
@@ -78,16 +79,7 @@ def test_a_response_in_time_has_ended():
 
 def ask(name, texts, row=BOX):
   """What the function of a term returns for responses to a row."""
-  batch = RewardBatch(
-      prompts=[row.prompt] * len(texts),
-      texts=texts,
-      token_ids=[[1, 2]] * len(texts),
-      truncated=[False] * len(texts),
-      rows=[row] * len(texts),
-      max_tokens=4,
-  )
-  function = reward_terms.find(name)
-  return asyncio.run(function.finish(function.start(batch), len(texts)))
+  return constitution(name, texts, row)
 
 
 def test_the_constitution_of_the_package():
