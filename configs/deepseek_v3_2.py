@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """Section 3.1; the mask's threshold is that of TRL's documentation."""
+  """Section 3.1; TRL's documentation gives the mask's threshold."""
   c = base.arithmetic()
   c.advantage.name = "group_mean"  # R - mean, not divided by the deviation
   c.surrogate.name = "ppo_sequence_mask"  # off-policy sequence masking

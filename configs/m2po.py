@@ -10,11 +10,11 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """The threshold is the paper's, .04; there is no clip beside the mask."""
+  """The threshold is the paper's, .04; the mask replaces the clip."""
   c = base.arithmetic()
   c.rl.update(staleness=8, old_logps="trainer")
   c.correction.name = "second_moment"
-  # Ratios below 1 + 1e4 are free: as good as no clip.
+  # The bounds are so wide that no ratio is clipped.
   c.surrogate.args = dict(clip_low=1.0, clip_high=1e4)
   c.reduction.name = "token_mean"
   return c

@@ -8,9 +8,9 @@ model minus a KL to the SFT model, with a critic that starts from the reward
 model. No verdict enters the reward.
 
 Held-out accuracy: 28% to 58% after 30 of its 40 steps (seed 1,
-results/plans/baselines.md), about 5 minutes on 2 cores, 3 of them for SFT. At a
-KL coefficient of .2 the policy exploits the reward model: accuracy rises to 55%
-at step 5 and ends at 22%, while the score goes on rising.
+results/plans/baselines.md). At a KL coefficient of .2 the policy exploits the
+reward model: accuracy rises to 55% at step 5 and ends at 22%, while the score
+goes on rising.
 """
 
 from rl_reason.configs import ppo

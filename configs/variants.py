@@ -299,7 +299,7 @@ def add(c) -> None:
       ),
       offload=False,  # optimizer state offload to host memory
   )
-  c.streams = section(  # of the loss, beside RL
+  c.streams = section(  # of the loss, next to RL
       "streams",
       sft=number(0.0, low=0),  # coefficient of the NLL of SFT's rows; 0 is off
       sft_batch=number(64, low=1, needs="streams.sft"),  # an optimizer step

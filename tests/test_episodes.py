@@ -118,40 +118,46 @@ class Short(Echo):
 
   def cut(self, response):
     self.cuts = [*getattr(self, "cuts", []), response]
-    return "=" * len(self.cuts), -1.0, len(self.cuts) == 3
+    return "=" * len(self.cuts), -1.0, False
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_turn_is_cut_at_its_limit(limit):
-  """The answer to a cut follows the tokens of the turn, which has no EOS."""
-  found = play(environments(Short, turn_tokens=limit), max_tokens=30)
-  r, counts = found.rollouts, []
+@pytest.mark.parametrize("pauses", [(), range(2, len(TOK), 2)])
+def test_a_turn_is_cut_at_its_limit(limit, pauses):
+  """The answer follows its tokens; the turn after a cut has no limit."""
+  run = environments(Short, turn_tokens=limit, stop_strings=("never",))
+  found = play(run, max_tokens=30, pauses=pauses)
+  r, longest = found.rollouts, 0
   slots = r.tokens_BL.shape[1] - r.mask_BT.shape[1]
   numbers_BT = found.episodes.turns().numbers_BT
   for b, environment in enumerate(found.made):
-    ids, cuts = r.tokens_BL[b, slots:], getattr(environment, "cuts", [])
+    ids, cuts = r.tokens_BL[b, slots:], list(getattr(environment, "cuts", []))
     here = {int(t): int(ids[t]) for t in np.flatnonzero(r.mask_BT[b])}
     assert here == found.drawn[b]
-    counts.append(len(cuts))
+    count, after_cut = len(cuts), False
     for number in range(1, numbers_BT[b].max() + 1):
       (turn,) = np.nonzero(numbers_BT[b] == number)
       end = turn[-1] + 1
-      assert len(turn) <= limit
-      if EOS not in ids[turn] and end < len(ids):  # cut, with room
-        text = TOK.decode(ids[turn])
-        assert text == cuts.pop(0)
-        said = "=" * (counts[-1] - len(cuts))
-        if counts[-1] - len(cuts) < 3 and end + len(said) < len(ids):
+      if after_cut:
+        longest = max(longest, len(turn))
+      is_cut = not after_cut and EOS not in ids[turn] and end < len(ids)
+      assert after_cut or len(turn) <= limit
+      if is_cut:
+        assert len(turn) == limit
+        assert TOK.decode(ids[turn]) == cuts.pop(0)
+        said = "=" * (count - len(cuts))
+        if end + len(said) < len(ids):
           assert TOK.decode(ids[end : end + len(said)]) == said
           assert not r.mask_BT[b, end : end + len(said)].any()
+      after_cut = is_cut
     assert not cuts
-  assert max(counts) == 3
+  assert longest > 3
 
 
 def test_environments_without_cut_get_the_turn_as_a_step():
   found = play(environments(Echo, turn_tokens=1), max_tokens=12)
-  turns = [text for x in found.made for text, *_ in x.history]
-  assert max(map(len, turns)) == 1
+  turns = [x.history[0][0] for x in found.made]
+  assert {*map(len, turns)} == {0, 1}  # EOS at once, or a cut
 
 
 def test_an_interrupted_response_by_hand():
@@ -164,7 +170,6 @@ def test_an_interrupted_response_by_hand():
       ([("step", "5-1=4;#4")], 0.0),
       ([("cut", "5-1=4;4+1=5"), ("step", "5")], 1.0),
       ([("cut", "5-1=4;4+1=5"), ("step", "4")], 0.0),
-      ([("cut", "5-1=4"), ("cut", "5")], 0.0),
   ):
     environment = make()
     environment.reset(row, None)

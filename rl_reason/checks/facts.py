@@ -165,7 +165,7 @@ def off_policy_fields(c) -> list[str]:
 
 
 def streams(c) -> dict[str, float]:
-  """The coefficients of the streams of rows beside RL, by their names."""
+  """The coefficients of the streams of rows next to RL, by their names."""
   return {x: c.streams[x] for x in ("sft", "text") if c.streams[x]}
 
 

@@ -92,6 +92,7 @@ class Episodes:
     self._start_B = np.zeros(count, int)  # first token of the current turn
     self._turns_B = np.zeros(count, int)  # ended turns
     self._asked_B = np.zeros(count, bool)  # the environment has the turn
+    self._cut_B = np.zeros(count, bool)  # the last turn was cut
     self._chat_B = np.zeros(count, bool)  # the prompt is a turn of a chat
 
     def begin(b: int, n: int):
@@ -191,7 +192,8 @@ class Episodes:
       return {}
     limits_B = self._start_B + self._run.turn_tokens
     if self._rollouts is not None:
-      limits_B = np.minimum(limits_B, self._rollouts.mask_BT.shape[1])
+      most = self._rollouts.mask_BT.shape[1]
+      limits_B = np.where(self._cut_B, most, np.minimum(limits_B, most))
     return dict(limits_B=limits_B.astype(np.int32))
 
   def _fitting(self, live_B: np.ndarray) -> Iterator[np.ndarray]:
@@ -231,10 +233,12 @@ class Episodes:
     ended = next((x for x in self._run.stop_strings if text.endswith(x)), "")
     if is_end := int(ids[-1]) in self._run.ends:
       ended = self._run.tok.convert_ids_to_tokens(int(ids[-1]))
-    # A turn without an end is cut, if there is room for an observation.
+    # A turn without an end is cut once, if there is room for an observation.
     limit, room = self._run.turn_tokens, end < rollouts.mask_BT.shape[1]
     cut = 0 < limit <= end - start and room and not (stops or is_end)
+    cut = cut and not self._cut_B[b]
     if b not in self._failed and (stops or is_end or cut):
+      self._cut_B[b] = cut
       self._turns_B[b] += 1
       self._asked_B[b] = True
       if self._own_B[b]:

@@ -1,11 +1,11 @@
 """Replay of older groups: experience replay with a bound on age.
 
-A part of each batch are graded groups of earlier steps instead of new ones, and
-the policy samples fewer responses. Replayed rows count as sampled by another
-policy: their old log-probs are the trainer's before the update, as those of new
+Each batch has some graded groups of earlier steps in place of new ones, and the
+policy samples fewer responses. Replayed rows count as sampled by another
+policy: their old log-probs are the trainer's before the update, as for new
 rows, and `correction` multiplies their advantages by the truncated ratio of the
-two, pi_old / pi_sampler (`algorithms.corrections`), where the log-probs of the
-sampler are those of the step that sampled. Hence the ratio of the surrogate
+two policies, pi_old / pi_sampler (`algorithms.corrections`), with the sampler's
+log-probs of the step that sampled the group. Hence the ratio of the surrogate
 begins at 1, and its clip bounds the update, as for all rows.
 
 Groups with signal enter the buffer in the step that samples them, stay until
@@ -38,8 +38,8 @@ class GroupReplay:
     seed: of the draw.
 
   Attributes:
-    rows: groups in the buffer, then padding; the state of a checkpoint. Their
-      ages are those of the step that was learned last.
+    rows: groups in the buffer, then padding; the state of a checkpoint. Ages
+      count from the step that was learned last.
   """
 
   def __init__(

@@ -91,7 +91,7 @@ class RunningScores:
     if not self._step.size:
       return {}
     out = {
-        # Raw: the scores of the batch have a mean near 0 whatever happens.
+        # Raw: the scores of the batch always have a mean near 0.
         f"{name}/mean": float(self._step.mean()),
         f"{name}/std": float(self._step.std()),
         f"{name}/running_mean": self.mean,

@@ -2,7 +2,7 @@
 
 The prompt of MBPP begins with three tasks and their solutions (Austin et al.
 2021, arXiv:2108.07732). They are taken from the user's files: from the rows of
-the source, or from the split `prompt` beside it. Rows that are in the prompt
+the source, or from the split `prompt` next to it. Rows that are in the prompt
 are not scored.
 """
 
@@ -27,7 +27,7 @@ def find(sources: Iterable[datasets.Source]) -> dict[str, str]:
 
 
 def _rows(source: datasets.Source) -> Iterator[dict]:
-  """The rows of a source, then those of the split `prompt` beside it."""
+  """The rows of a source, then the rows of the split `prompt` next to it."""
   places = [source]
   if not pathlib.Path(source.place).is_file():
     places.append(source._replace(split="prompt"))

@@ -17,8 +17,8 @@ and optionally
   correct() -> bool              whether the trajectory counts as correct; by
                                  default, whether its last reward is positive
   cut(response)                  answers a turn that reached
-    -> observation, reward, over environment.turn_tokens before its end; by
-                                 default, as `step`
+    -> observation, reward, over environment.turn_tokens before its end, and
+                                 then continues; by default, as `step`
 
 The class may also be the task, with `problem` (see `tasks`). Its function
 `demonstrate(row, style, rng)` then returns a list of texts, the turns of the

@@ -3,7 +3,8 @@
 Any task of a single turn. A response that has not ended after
 environment.turn_tokens tokens is interrupted: the phrase of
 environment.phrase follows, such as "Time is up. The answer is", and the policy
-continues. The policy did not write the phrase, which is no part of the loss.
+continues, up to rollout.max_tokens in all. The policy did not write the phrase,
+which is no part of the loss.
 The verifier of the task reads the whole response, the phrase included. A
 response that does not end after the interruption either is incorrect.
 """
@@ -33,10 +34,9 @@ class Interrupt:
     self._row, self._thought, self._correct = row, "", False
 
   def cut(self, response: str) -> tuple[str, float, bool]:
-    """Interrupts a thought; the second time, the response has no end."""
-    over = bool(self._thought)
+    """Interrupts a thought."""
     self._thought = response + self._phrase
-    return self._phrase, 0.0, over
+    return self._phrase, 0.0, False
 
   def step(self, response: str) -> tuple[str, float, bool]:
     """Verifies a response that has ended.

@@ -106,7 +106,7 @@ def merged(
   """The log lines of all phases so far, by steps of the whole run.
 
   The first evaluation of a phase is of the same policy as the last one of the
-  phase before: of its metrics only those of further sets are added.
+  phase before: only its metrics of further sets are added.
   """
   out: list[dict[str, Any]] = []
   for number, start in enumerate([0, *(x.until for x in plan[:-1])]):

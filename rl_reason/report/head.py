@@ -209,8 +209,8 @@ def _algorithm(f: _Fields) -> str:
       ("loss.mask_truncated", "truncated responses masked"),
       ("loss.positive_nll", "NLL of correct responses, {:g}"),
       ("loss.observation_nll", "NLL of observations, {:g}"),
-      ("streams.sft", "SFT beside RL, {:g}"),
-      ("streams.text", "language modelling beside RL, {:g}"),
+      ("streams.sft", "SFT during RL, {:g}"),
+      ("streams.text", "language modelling during RL, {:g}"),
       ("loss.entropy_coef", "entropy bonus, {:g}"),
   ):
     if f[name]:

@@ -2,7 +2,7 @@
 
 The server speaks OpenAI's /v1/completions, as vLLM and --stage=serve do: `echo`
 with `logprobs` returns the log-prob of each token of the prompt, which here is
-a prompt with its response. They are those of the softmax at temperature 1.
+a prompt with its response. The log-probs are of the softmax at temperature 1.
 """
 
 import concurrent.futures

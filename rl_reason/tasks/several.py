@@ -41,7 +41,7 @@ def parse(text: str) -> tuple[TaskSet, ...]:
   """The sets that evaluate.tasks names, all difficulties filled in.
 
   Raises:
-    ValueError: the text has another form, or a task cannot be evaluated beside
+    ValueError: the text has another form, or a task cannot be evaluated next to
       the task of the run.
   """
   out = []

@@ -30,7 +30,7 @@ def plan(
     rollouts: of a step.
     step: number of the RL step.
     plan_rows: `packing.plan` with its keywords bound.
-    prompts: ids -> prompts of the reference, with room for those of the policy.
+    prompts: ids -> prompts of the reference, with room for the policy's.
 
   Returns:
     the plan, whose packed rows have the field `reference`.
@@ -61,13 +61,13 @@ def plan(
       ),
   )
   order_MB, packed_M = plan_rows(wide, step)
-  beside: Any = packed_M.record
+  record: Any = packed_M.record
   packed_M = packed_M.replace(record=None)
   reference = _only(
-      packed_M.replace(tokens_RL=beside["tokens"], source_BT=None),
-      beside["their_at"],
+      packed_M.replace(tokens_RL=record["tokens"], source_BT=None),
+      record["their_at"],
   )
-  own = _only(packed_M, beside["own_at"])
+  own = _only(packed_M, record["own_at"])
   return PackingPlan(order_MB, own.replace(reference=reference))
 
 
