@@ -98,6 +98,7 @@ def add(c) -> None:
           not_with={
               "reward.functions": "files have no scores of single functions",
               "rollout.replay_routing": "files have no experts",
+              "kl.privileged": "files have no reference answers",
           },
       ),
       replay_age=number(4, low=1, needs="rollout.replay"),  # RL steps, at most
@@ -288,6 +289,7 @@ def add(c) -> None:
       staleness=number(0, low=0),  # steps that sampling is ahead of learning
       # Work directory of a finished run, from whose last state RL starts.
       init=path(not_with={"rounds.count": PHASED}),
+      # The reference of a KL is kl.reference, or this run's policy of SFT.
       init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
       # Of batches sampled ahead.
       old_logps=choice("sampler", "trainer", needs="rl.staleness"),

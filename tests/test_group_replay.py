@@ -309,6 +309,7 @@ def test_older_groups_come_first_whatever_their_ids():
         (LINES, {"generate.samples": 4}, {}, "generate.samples = 4"),
         (LINES, {}, {"temperature": 0.7}, "generate.temperature = 1.0; .* 0.7"),
         (LINES, {"generate.top_p": 0.9}, {}, "generate.top_p = 0.9"),
+        (LINES, {"generate.top_k": 5}, {}, "generate.top_k = 5; .* needs 0"),
         (LINES[1:], {}, {}, "no groups of 2 responses"),
         (LINES, {}, {"max_tokens": 2}, "raise rollout.max_tokens"),
         ([x | {"ids": [999]} for x in LINES], {}, {}, "of another tokenizer"),
@@ -335,6 +336,14 @@ def test_damaged_and_other_directories_are_refused(tmp_path):
     [
         ({"reward.functions": "length*1"}, "no scores of single functions"),
         ({"rollout.replay": 0}, "does nothing without rollout.replay"),
+        (
+            {
+                "kl.kind": "full",
+                "kl.coef": 1.0,
+                "kl.privileged": "{prompt}{answer}",
+            },
+            "files have no reference answers",
+        ),
     ],
 )
 def test_replay_of_a_file_that_cannot_work_is_refused(changes, words):

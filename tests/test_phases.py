@@ -97,9 +97,22 @@ def test_without_a_kl_there_is_no_reference(tmp_path):
   assert phase_rules.of_phase(c, 2, tmp_path).kl.reference == ""
 
 
-def test_phases_of_one_set_have_no_further_sets(tmp_path):
-  c = phased(("until=1", "until=2; rollout.max_tokens=20"))
-  assert phase_rules.of_phase(c, 1, tmp_path).evaluate.tasks == ""
+def test_a_phase_that_is_added_changes_no_earlier_one(tmp_path):
+  texts = "until=1", "until=2; rollout.max_tokens=20"
+  before, after = phased(texts), phased((*texts, "until=3; seed=1"))
+  after.phases = (*texts, "until=3; task.difficulties=(2,)")
+  for number in range(2):
+    old, new = (
+        phase_rules.of_phase(c, number, tmp_path) for c in (before, after)
+    )
+    assert old.evaluate.tasks == new.evaluate.tasks
+    assert old.evaluate.tasks == "arithmetic(2+3+4+5+6)"
+
+
+def test_sets_of_the_user_stay(tmp_path):
+  c = phased(**{"evaluate.tasks": "xor"})
+  found = phase_rules.of_phase(c, 1, tmp_path).evaluate.tasks
+  assert found == "arithmetic(2+3),arithmetic(4),xor(1+2+3)"
 
 
 def test_tasks_share_a_tokenizer(tmp_path):

@@ -57,6 +57,7 @@ def test_what_a_row_lacks_is_named():
   found = of(WITH_ANSWER, [1, 0], slots=10)
   assert tiny.TOK.decode(found.tokens_NP[0]) == "#42=12+30="
   assert found.start_N.tolist() == [0, 3]
+  assert of(WITH_ANSWER, [], slots=10).tokens_NP.shape == (0, 10)  # padding
 
 
 def rollouts(rng) -> Rollouts:

@@ -147,7 +147,7 @@ def test_a_run_without_them_saves_nothing():
   terms = reward_terms.terms("length*1")
   found = Rewards(terms, RewardRunner(terms, max_tokens=8), {})
   assert (
-      found.get_state() == {}
+      found.get_state() == []
       and "scores"
       not in (
           NetworkState(

@@ -71,9 +71,10 @@ def of_phase(config, number: int, workdir: pathlib.Path):
   if alphabet(config):
     c.tokenizer = str(tokenizer(workdir))
   sets = [_own_set(overridden(config, i)) for i in range(len(plan))]
-  so_far = dict.fromkeys(filter(None, sets[: number + 1]))
-  if len(set(sets)) > 1:
-    c.evaluate.tasks = ",".join(x.text for x in so_far)
+  # Later phases must not change this one: phases may be added.
+  own = filter(None, sets[: number + 1])
+  so_far = dict.fromkeys((*own, *several.parse(config.evaluate.tasks)))
+  c.evaluate.tasks = ",".join(x.text for x in so_far)
   if c.task.name == tasks.FILES:
     texts = [
         overridden(config, i).data.evaluate.split(",")

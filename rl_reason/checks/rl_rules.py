@@ -131,6 +131,11 @@ def engine(c) -> Iterator[Rule]:
 def rewards(c) -> Iterator[Rule]:
   """Rewards, verdicts, and the KL to the reference."""
   r, k = c.reward, c.kl
+  if r.model_scale == "running" and facts.continues(c):
+    yield "reward.model_scale", (
+        f"{c.advantage.name} samples continuations, whose scores would enter"
+        " the running statistics: set it to 'none'"
+    )
   if facts.no_verifier(c):
     why = "nothing says which responses are correct: there is no verifier:"
     if c.dynamic_sampling.signal == "correctness":

@@ -424,14 +424,14 @@ class Rewards:
       out |= running.metrics()
     return out
 
-  def get_state(self) -> dict[str, Any]:
-    """The running statistics as JSON; {} without."""
-    return {name: x.get_state() for name, x in self._running.items()}
+  def get_state(self) -> list[Any]:
+    """The running statistics as JSON, by position: a model may move."""
+    return [x.get_state() for x in self._running.values()]
 
-  def set_state(self, state: dict[str, Any]) -> None:
+  def set_state(self, state: list[Any]) -> None:
     """Restores `get_state`."""
-    for name, running in self._running.items():
-      running.set_state(state[name])
+    for running, own in zip(self._running.values(), state, strict=True):
+      running.set_state(own)
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
     """Starts a round of responses to these rows."""

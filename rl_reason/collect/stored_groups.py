@@ -16,8 +16,8 @@ import numpy as np
 from rl_reason.base.structs import Experience, Rollouts
 from rl_reason.collect.experience import graded
 from rl_reason.data import datasets, pipelines, sample_files
+from rl_reason.data.sample_files import FIRST_ID
 
-FIRST_ID = 2**30  # above the ids of the prompts of a run, which count from 0
 COLUMNS = "prompt", "ids", "logps", "correct", "truncated"
 
 
@@ -58,10 +58,13 @@ def read(
       ("generate.samples", group_size),
       ("generate.temperature", temperature),
       ("generate.top_p", 1.0),
+      ("generate.top_k", 0),
+      ("generate.min_p", 0.0),
+      ("generate.repetition_penalty", 1.0),
   ):
-    if fields.get(name) != value:
+    if fields.get(name, value) != value:
       raise datasets.DataError(
-          f"{where}: was generated with {name} = {fields.get(name)!r}; replay"
+          f"{where}: was generated with {name} = {fields[name]!r}; replay"
           f" in this run needs {value!r}: generate again"
       )
   sample_files.verify(directory)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rl_reason.base.structs import Prompts
 from rl_reason.data import datasets, pipelines, templates, tokenizer
 from rl_reason.tasks import Row
@@ -59,8 +61,11 @@ def prompts(
   Raises:
     DataError: a prompt is longer, or lacks what the template names.
   """
+  if not ids:  # a batch of padding
+    none_N = np.zeros(0, np.int32)
+    return Prompts(np.zeros((0, slots), np.int32), none_N, none_N)
   texts = [text(template, row(x), tok) for x in ids]
-  longest = max(map(len, tokenizer.encode(tok, texts)), default=0)
+  longest = max(map(len, tokenizer.encode(tok, texts)))
   if longest > slots:
     raise datasets.DataError(
         f"{FIELD}: a prompt with its privileged information has"

@@ -19,6 +19,7 @@ from rl_reason.data import datasets, pipelines, templates, tokenizer
 
 Texts = tuple[str, ...]  # a prompt, its response, and a rejected response
 HELD_OUT = 10  # one prompt in ten is held out, of preference pairs
+FIRST_ID = 2**30  # of stored groups; the prompts of a run count from 0
 
 
 def read(

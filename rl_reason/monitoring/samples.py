@@ -7,8 +7,14 @@ import jax
 import numpy as np
 
 from rl_reason.base import json_files
-from rl_reason.base.structs import Array, Batch, Experience, call_by_name
-from rl_reason.data import tokenizer
+from rl_reason.base.structs import (
+    Array,
+    Batch,
+    Experience,
+    Rollouts,
+    call_by_name,
+)
+from rl_reason.data import sample_files, tokenizer
 from rl_reason.monitoring import run_log
 from rl_reason.monitoring.display import Display
 from rl_reason.tasks import Row
@@ -306,7 +312,7 @@ class SampleLog:
         for line in lines(
             self._tok,
             rollouts,
-            [self._row_of(prompt_id)],
+            [self._row(prompt_id, rollouts)],
             texts,
             group.correct_B,
             range(len(index)),
@@ -315,6 +321,14 @@ class SampleLog:
             **values,
         )
     ]
+
+  def _row(self, prompt_id: int, rollouts: Rollouts) -> Row:
+    """The row of a group; of a stored group the prompt, without an answer."""
+    if prompt_id < sample_files.FIRST_ID:
+      return self._row_of(prompt_id)
+    slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+    ids = rollouts.tokens_BL[0, rollouts.start_B[0] : slots]
+    return Row(tokenizer.decode(self._tok, ids[None], [len(ids)])[0], "")
 
   def _show(self, step: int, groups: list[dict]) -> None:
     """Shows a response of some groups on the screen."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.rl_state import RLState, require_base
@@ -49,7 +49,7 @@ def carry_over(
       say,
   )
   host = checkpoints.host(step)
-  theirs = config_lib.unflat(host["config"])
+  theirs = config_lib.unflat(resume_rules.complete(host["config"]))
   if step != theirs.rl.steps or not host["evaluated"]:
     raise RunError(
         f"{where}: RL is at step {step} of {theirs.rl.steps} there; finish that"

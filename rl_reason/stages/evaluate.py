@@ -247,6 +247,10 @@ def _copies(
   if not names:
     return {}
   sets = held_out.evaluation_sets(row_source, c.evaluate.prompts)
+  # Copies are made by the task of the run, which knows its own rows alone.
+  for name in [label for label, *_ in row_source.others if label in sets]:
+    say(f"evaluate.perturb: no copies of {name}, a set of evaluate.tasks")
+    del sets[name]
   builder, examples = RowBuilder(c.data, c.rollout, tok), {}
   if row_source.files is not None:
     examples = held_out.examples(row_source, c.evaluate.prompts)

@@ -69,7 +69,12 @@ class Streams:
     return {name: x.get_state() for name, (x, _) in self._streams.items()}
 
   def set_state(self, state: Any) -> None:
-    """Goes to the positions that `get_state` returned."""
+    """Goes to the positions that `get_state` returned.
+
+    Earlier versions had the stream of SFT alone.
+    """
+    if not self._streams.keys() <= state.keys():
+      state = dict(sft=state)
     for name, (stream, _) in self._streams.items():
       stream.set_state(state[name])
 
