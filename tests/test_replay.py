@@ -61,6 +61,7 @@ def test_a_step_is_rebuilt_to_the_bit_and_twice_rewarded(finished):
   assert not list((finished / "replay").glob(".step*")), "the copy is removed"
 
 
+@pytest.mark.slow  # after the replay of the step before
 def test_the_report_has_the_command_of_a_step(finished):
   found = page.data_of(finished)["replay"]
   assert found["last"] == 3
