@@ -62,5 +62,5 @@ def get_config():
           "evaluate.every": 1,  # to compare at equal tokens between steps
       },
       rows=[(name, "configs/xor.py", fields) for name, fields in ROWS],
-      measures=("entropy", "length", "rounds"),
+      measures=("entropy", "length", "rounds", "training accuracy"),
   )

@@ -98,5 +98,5 @@ def get_config(variant=""):
           "evaluate.every": 3,
       },
       rows=[(name, GRPO, shared | fields) for name, fields in rows],
-      measures=("entropy", "length", "clipped"),
+      measures=("entropy", "length", "clipped", "training accuracy"),
   )
