@@ -220,9 +220,8 @@ def _for_evaluation(
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
-  if config.evaluate.tasks and facts.environment(config):
-    why = "an environment plays the prompts of its own task alone: leave it out"
-    rules.refuse(config, "evaluate.tasks", why)
+  for name, fault in data_rules.further_sets(config):
+    rules.refuse(config, name, fault)
   faults = rules.Faults()
   text_rules.check(config, faults, {*given, "evaluate.perturb"})
   faults.end()

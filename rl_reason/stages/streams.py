@@ -1,4 +1,4 @@
-"""Rows to imitate beside RL: responses of SFT, and plain text.
+"""Rows to imitate during RL: responses of SFT, and plain text.
 
 The loss is then a sum of streams with their own rows, weights and denominators:
 RL over the responses that were sampled, `streams.sft` times the mean
