@@ -287,10 +287,11 @@ def test_evaluations_report_how_far_rules_are_kept(rewards):
       batch=1,
       max_prompt=4,
       num_lines=1,
+      mean_of=1,
       progress=lambda _: None,
       rewards=lambda: rewards,
   )
-  values = accuracy.summarize(responses, lambda text, row: "", mean_of=1)
+  values = accuracy.summarize(responses, lambda text, row: "")
   assert values["val-aux/held/reward/rules/kept/has_a_sum"] == 1
   assert values["val-aux/held/reward/rules/kept/by_model"] == 0.5
   assert values["val-aux/held/reward/rules/mean"] == pytest.approx(TOTAL[0])

@@ -151,6 +151,7 @@ def test_an_evaluation_reads_rejected_responses():
       batch=3,
       max_prompt=3,
       num_lines=1,
+      mean_of=1,
       progress=lambda _: None,
   )
   found = respond()
@@ -166,12 +167,12 @@ def test_an_evaluation_counts_them():
   """Only where the task can read leniently, so that no metric is new."""
   sets = [test_evaluate.two_samples()]
   summarize = lambda sets: accuracy.summarize_sets(  # noqa: E731
-      sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
+      sets, {"sums"}, lambda text, row: text, score_of=2
   )
   assert "val-aux/perhaps_right" not in summarize(sets)
   found = summarize([sets[0]._replace(doubtful=[FOUND])])
   assert found["val-aux/perhaps_right"] == 1
   text = test_evaluate.results.responses_page(
-      "a run", {}, [sets[0]._replace(doubtful=[FOUND])], 2
+      "a run", {}, [sets[0]._replace(doubtful=[FOUND])]
   )
   assert '"why":"equal"' in text and "Rejected, perhaps right" in text

@@ -197,7 +197,7 @@ def test_the_calibration_curve_by_hand(tmp_path):
   assert last["y"] == (0.5, 1) and last["counts"] == (2, 2)
   assert data["axes"][last["axis"]]["step"] == (0.525, 0.95)
   assert data["axes"][diagonal["axis"]]["step"] == diagonal["y"] == [0, 1]
-  shown = results.responses_page("a run", {}, [made], 2, answer)
+  shown = results.responses_page("a run", {}, [made], answer)
   rows = data_of_page(shown, "responses")["calibration"]["rows"]
   assert [x["cells"][1][0] for x in rows] == ["0.0%", "50.0%", "75.0%"]
 
@@ -285,7 +285,7 @@ def responses(correct_NG, truncated_NG, answers_NG, name="sums", **fields):
       correct_NG=np.array(correct_NG, float),
       lengths_NG=np.full(np.shape(correct_NG), 4),
       truncated_NG=np.array(truncated_NG, float),
-      **dict(lines=[], failures=0, repetition=0.0) | fields,
+      **dict(lines=[], failures=0, repetition=0.0, mean_of=2) | fields,
   )
 
 
@@ -319,7 +319,6 @@ def test_summarize_by_hand():
           [list("44564"), list("98998"), list("77777")],
       ),
       lambda text, row: text,
-      mean_of=2,
   )
   _, half = statistics.share_interval(np.array([1, 0.5, 0]))
   expected = {
@@ -348,7 +347,7 @@ def test_metrics_of_all_sets_by_hand():
   """Samples are truncated in 3 of 6; greedy responses do not count."""
   sets = [two_samples(), two_samples("products")]
   metrics = accuracy.summarize_sets(
-      sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
+      sets, {"sums"}, lambda text, row: text, score_of=2
   )
   assert "val-aux/products/response_length/mean" in metrics
   assert metrics["val-aux/response_length/mean"] == 4
@@ -378,7 +377,7 @@ def test_the_score_is_of_the_prompts_that_choose(scored, score):
       ),
   ]
   metrics = accuracy.summarize_sets(
-      sets, scored, lambda text, row: text, mean_of=2, score_of=2
+      sets, scored, lambda text, row: text, score_of=2
   )
   assert metrics.get(accuracy.SCORE) == score
 
@@ -388,7 +387,7 @@ def test_a_table_has_a_column_for_each_set():
   sets = [two_samples(), two_samples("validation")]
   rewarded = two_samples("essays")._replace(rewards_NG=np.full((3, 3), 0.25))
   found = accuracy.summarize_sets(
-      [*sets, rewarded], (), lambda text, row: text, mean_of=2, score_of=2
+      [*sets, rewarded], (), lambda text, row: text, score_of=2
   )
   head, rows = set_table.as_text(found, [*sets, rewarded])
   assert head == ["", "sums", "validation", "essays", ""]
@@ -413,8 +412,10 @@ def test_more_samples_of_the_same_prompts_are_no_more_prompts():
     drawn = np.repeat([[1, 1], [0, 1], [0, 0]], times, axis=1)
     correct_NG = np.hstack([drawn, [[1], [1], [0]]])
     texts_NG = [["1"] * correct_NG.shape[1]] * 3
-    x = responses(correct_NG, np.zeros_like(correct_NG), texts_NG)
-    found = accuracy.summarize(x, lambda text, row: text, mean_of=2 * times)
+    x = responses(
+        correct_NG, np.zeros_like(correct_NG), texts_NG, mean_of=2 * times
+    )
+    found = accuracy.summarize(x, lambda text, row: text)
     _, rows = set_table.as_text(found, [x])
     [[_, cell, about]] = [row for row in rows if row[0] == "pass@1"]
     assert about == "a response is correct, mean of all samples"
@@ -428,7 +429,7 @@ def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
   judged = dict(judge=np.array([[0, 1, 9], [2, 3, 9], [4, 5, 9]]))
   sets, said = [two_samples()._replace(terms_NG=judged)], []
   found = accuracy.summarize_sets(
-      sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
+      sets, {"sums"}, lambda text, row: text, score_of=2
   )
   assert found[accuracy.SCORE] == 0.5
   c = importlib.import_module("configs.base").arithmetic()
@@ -468,7 +469,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
 
   def evaluated(c, params, *_, **__):
     made = [responses(correct[params], truncated_NG, texts_NG)]
-    found = accuracy.summarize_sets(made, (), answer, mean_of=2, score_of=2)
+    found = accuracy.summarize_sets(made, (), answer, score_of=2)
     return found, made
 
   said, tables, checked = [], [], []
@@ -571,12 +572,13 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
 )
 def test_levels_by_hand(mean_of, means):
   """Difficulty 2: 1 and 1/2 correct, or 1 and 0; one prompt truncated."""
-  two, three = accuracy.levels(two_samples(), mean_of)
+  x = two_samples()._replace(mean_of=mean_of)
+  two, three = accuracy.levels(x)
   values = [[1, 0.5] if mean_of == 2 else [1, 0], [0]]
   halves = [statistics.share_interval(np.array(x, float))[1] for x in values]
   assert two == (2, 2, means[0], pytest.approx(halves[0]), 0.5)
   assert three == (3, 1, means[1], pytest.approx(halves[1]), 0.5)
-  line = set_table.by_difficulty(two_samples(), mean_of)
+  line = set_table.by_difficulty(x)
   assert line.startswith(
       f"sums, mean@{mean_of} by difficulty: 2: {means[0]:.1%}"
   )
@@ -587,12 +589,12 @@ def test_accuracy_by_the_maximum_of_tokens():
   """Of one sampling: what a lower limit would have cut is incorrect."""
   x = two_samples()
   longest = int(x.lengths_NG.max())
-  full, half = accuracy.within_budget(x, longest, 2)
+  full, half = accuracy.within_budget(x, longest)
   assert full == x.correct_NG[:, :2].mean() and half > 0
-  means = [accuracy.within_budget(x, t, 2)[0] for t in range(longest + 1)]
+  means = [accuracy.within_budget(x, t)[0] for t in range(longest + 1)]
   assert means == sorted(means) and means[0] == 0 and means[-1] == full
   cut = x._replace(lengths_NG=x.lengths_NG + 10 * x.correct_NG)
-  assert accuracy.within_budget(cut, longest, 2)[0] == 0
+  assert accuracy.within_budget(cut, longest)[0] == 0
 
 
 def test_results_in_the_layout_of_lm_evaluation_harness():
@@ -623,10 +625,8 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   name = "<img src=x onerror=alert(1)>"
   path = tmp_path / "responses.html"
   sets = [two_samples(), two_samples(name)]
-  values = accuracy.summarize_sets(
-      sets, (), lambda text, row: text, mean_of=2, score_of=2
-  )
-  path.write_text(results.responses_page("a run", values, sets, 2))
+  values = accuracy.summarize_sets(sets, (), lambda text, row: text, score_of=2)
+  path.write_text(results.responses_page("a run", values, sets))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
     rows.push(...document.querySelectorAll("#scores tr:nth-child(2)"));

@@ -139,6 +139,7 @@ def responses_to(rows, functions, *, proved=False):
       batch=3,
       max_prompt=3,
       num_lines=1,
+      mean_of=1,
       progress=lambda _: None,
       rewards=lambda: rewards,
   )
@@ -150,7 +151,7 @@ def test_evaluation_reports_the_reward():
   responses = responses_to(rows, "length*-5..-1,length*0..-1")
   np.testing.assert_allclose(responses.rewards_NG, [[-0.5, -1], [-0.5, -0.5]])
   values = accuracy.summarize_sets(
-      [responses], ("free",), lambda text, row: "", mean_of=1, score_of=8
+      [responses], ("free",), lambda text, row: "", score_of=8
   )
   assert values["val-core/free/reward/mean@1"] == -0.5
   assert values["val-core/free/reward/greedy"] == -0.75
@@ -160,7 +161,7 @@ def test_evaluation_reports_the_reward():
   found = scores.scores(values)
   assert found["mean@1"].text() == "-0.5 +- 0"
   assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
-  page = results.responses_page("a run", {}, [responses], 1)
+  page = results.responses_page("a run", {}, [responses])
   data = data_of_page(page, "responses")
   [[_, prompts, mean, _]] = [x["cells"] for x in data["levels"]["rows"]]
   assert prompts[0] == "2" and mean[0].startswith("-0.5") and mean[1] is None
@@ -202,14 +203,12 @@ def test_terms_of_the_reward_are_scored_on_rows_with_a_verifier(tmp_path):
   np.testing.assert_allclose(lengths_NG, [[0.25, 0.5], [0.25, 0.25]])
   assert rules_NG.tolist() == [[0, 1], [0, 0]]
   values = accuracy.summarize_sets(
-      [responses], (), lambda text, row: "", mean_of=1, score_of=8
+      [responses], (), lambda text, row: "", score_of=8
   )
   assert values["val-aux/free/reward/length/mean"] == 0.25
   assert values["val-aux/free/reward/length/mean/ci95"] == 0
   assert values["val-aux/free/reward/rules/mean"] == 0
-  [line, _] = accuracy.lines_of_prompts(
-      responses, lambda text, row: "", mean_of=1
-  )
+  [line, _] = accuracy.lines_of_prompts(responses, lambda text, row: "")
   assert line["scores"]["reward rules"] == 0
   head, table = set_table.as_text(values, [responses])
   table = {name: cells for name, *cells in table}
@@ -222,13 +221,14 @@ def test_scores_that_failed_are_not_in_the_mean():
   scores_NG = np.array([[np.nan, 3, 9], [np.nan, np.inf, 9]])
   responses = responses_to([Row("1+1", "2")] * 2, "length*-1")
   responses = responses._replace(
+      mean_of=2,
       terms_NG={"judge": scores_NG},
       correct_NG=np.array([[0, 1, 0], [1, 0, 0]]),
       truncated_NG=np.zeros((2, 3)),
       lengths_NG=np.ones((2, 3)),
       texts_NG=[["1"] * 3] * 2,
   )
-  values = accuracy.summarize(responses, lambda text, row: text, mean_of=2)
+  values = accuracy.summarize(responses, lambda text, row: text)
   assert values["val-aux/free/reward/judge/mean"] == 3
   # A sample without a score is chosen only if no other one has a score.
   assert values["val-core/free/acc/bon@2:judge"] == (1 + 1 / 2) / 2

@@ -95,7 +95,8 @@ def test_pairs_are_of_equal_problems():
       for x in rows[::-1]
   ]
   made = responses([[1, 1], [0, 1], [0, 0]], [[0] * 2] * 3, [["1"] * 2] * 3)
-  take = dict(answer=lambda text, row: text, mean_of=1)
+  made = made._replace(mean_of=1)
+  take = dict(answer=lambda text, row: text)
   values = [
       paired.values_of(accuracy.lines_of_prompts(made._replace(rows=x), **take))
       for x in (rows, other)
@@ -124,7 +125,7 @@ def test_what_an_evaluation_writes_is_read(tmp_path):
   made = responses(
       [[1, 1, 0], [0, 1, 1], [0, 0, 0]], [[0] * 3] * 3, [["1"] * 3] * 3
   )
-  take = dict(answer=lambda text, row: text, mean_of=2)
+  take = dict(answer=lambda text, row: text)
   lines = accuracy.lines_of_prompts(made, **take)
   paired.write(tmp_path / "prompts-7.jsonl", lines)
   found = paired.read(tmp_path / "prompts-7.jsonl")

@@ -170,7 +170,7 @@ def test_which_copies_a_task_can_have():
 def test_the_drop_is_paired_by_prompt():
   """Copies of the first and the third prompt: 1 -> 0 and 1 -> 1, greedy."""
   no, texts = [[0, 0]] * 3, [["1", "1"]] * 3
-  first = responses([[1, 1], [0, 0], [0, 1]], no, texts)
+  first = responses([[1, 1], [0, 0], [0, 1]], no, texts, mean_of=1)
   other = [Row("9+9=", "18", 2), Row("8+8=", "16", 2)]
   second = first._replace(
       name="sums~numbers",
@@ -184,7 +184,7 @@ def test_the_drop_is_paired_by_prompt():
       line
       for x, originals in zip((first, second), rows.values(), strict=True)
       for line in accuracy.lines_of_prompts(
-          x, lambda text, row: text, mean_of=1, originals=originals
+          x, lambda text, row: text, originals=originals
       )
   ]
   tables = []

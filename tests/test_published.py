@@ -5,15 +5,18 @@ import json
 import threading
 import types
 
+import numpy as np
 import pytest
 import test_known_sets
 import tiny_data
+import tiny_session
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.data import known_sets, published, templates
-from rl_reason.stages import prepare
+from rl_reason.data import held_out, known_sets, published, templates
+from rl_reason.evaluation import results
+from rl_reason.stages import evaluate, prepare
 
 tok_dir, make = tiny_data.tok_dir, tiny_data.make
 RAW = test_known_sets.KNOWN_ROWS
@@ -256,3 +259,89 @@ def test_a_published_demonstration_has_the_form_of_the_prompt(make, tmp_path):
   c.data.train = f"gsm8k:train@{path}"
   [row] = tiny_data.rows(tiny_data.run(c, tmp_path / "run"))
   assert row.response == "1+1=2\n#### 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "most", "sampled"),
+    [
+        ("aime24", 30000, (32, 1.0, 0.7, 20480)),
+        ("aime24", 512, (32, 1.0, 0.7, 512)),  # the sampler has no more room
+        ("math500", 30000, (10, 0.5, 1.0, 2048)),
+        ("gsm8k", 30000, None),  # its score is greedy, in every evaluation
+    ],
+)
+def test_fields_of_a_protocol(source, most, sampled):
+  found = published.sampling(source, {"rollout.max_tokens": most})
+  assert found.pop("evaluate.repetition_penalty") == 1.0
+  names = "evaluate.samples evaluate.temperature evaluate.top_p".split()
+  names.append("rollout.max_tokens")
+  if sampled is None:
+    assert not found
+  else:
+    assert tuple(found[x] for x in names) == sampled
+    assert found["evaluate.mean_of"] == sampled[0]
+
+
+def test_a_set_without_a_protocol_is_sampled_by_the_config():
+  for source in ("arithmetic", "dapo_math_17k", "svamp"):
+    assert not published.sampling(source, {"rollout.max_tokens": 9})
+
+
+def test_one_command_samples_each_set_by_its_protocol(tmp_path, monkeypatch):
+  """Three protocols of small sizes; responses equal those of such a config."""
+  session = tiny_session.make_session(
+      tmp_path, evaluate__prompts=4, evaluate__interim_prompts=4
+  )
+  rows = list(held_out.rows_of_task(session.task, (2, 3), 4))
+  protocols = dict(
+      aime24=dict(samples=3, temperature=0.7, top_p=0.9, tokens=2),
+      gsm8k={},
+  )
+  for name, fields in protocols.items():
+    protocol = published.Protocol("a paper", "{question}", "", 4, **fields)
+    monkeypatch.setitem(published.PUBLISHED, name, protocol)
+  sets = {
+      name: [x._replace(source=name) for x in rows]
+      for name in (*protocols, "own")
+  }
+  monkeypatch.setattr(held_out, "evaluation_sets", lambda *_: sets)
+  params = tiny_session.random_params(session)
+
+  def evaluated(**fields):
+    session.c.evaluate.update(fields)
+    return tiny_session.call(
+        evaluate.evaluate, session, params, 4, "", by_protocol=True
+    )
+
+  numbers, found = evaluated()
+  sizes = {x.name: np.shape(x.texts_NG) for x in found}
+  assert sizes == dict(aime24=(4, 4), gsm8k=(4, 3), own=(4, 3))
+  of_aime, of_gsm8k, own = found
+  assert of_aime.lengths_NG.max() == 2 < own.lengths_NG.max()
+  means = [x for x in numbers if x.endswith(("mean@3", "mean@1"))]
+  names = "aime24/acc/mean@3", "gsm8k/acc/mean@1", "own/acc/mean@1"
+  assert [x for x in means if "val-core" in x] == [
+      f"val-core/{x}" for x in names
+  ]
+  assert own.sampling == {} and of_gsm8k.texts_NG == own.texts_NG
+  # One set has a config of its own.
+  how = results.harness_results(
+      numbers, found, config_lib.flat(session.c), dropped={}
+  )["configs"]
+  assert [how[x]["repeats"] for x in sizes] == [3, 2, 2]
+  assert how["aime24"]["generation_kwargs"] == dict(
+      do_sample=True, temperature=0.7, top_p=0.9, max_gen_toks=2
+  )
+  line = published.line(
+      *("aime24", ROW, 4),
+      config_lib.flat(session.c)
+      | {"data.template": "published", "data.chat": True}
+      | of_aime.sampling,
+  )
+  assert line == "aime24: mean@3 is the score of a paper"
+  sets = dict(own=rows)
+  _, [same] = evaluated(samples=3, mean_of=3, temperature=0.7, top_p=0.9)
+  assert np.shape(same.texts_NG) == (4, 4)
+  for cut_G, full_G in zip(of_aime.texts_NG, same.texts_NG, strict=True):
+    for cut, full in zip(cut_G, full_G, strict=True):
+      assert full.startswith(cut)

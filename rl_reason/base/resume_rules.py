@@ -102,6 +102,7 @@ FREE = (
     "evaluate.models",
     "evaluate.perturb",
     "evaluate.long_prompts",
+    "evaluate.sampling",
 )
 # What an evaluation may have other than the run: problems, lengths, weights.
 ELSEWHERE = (

@@ -45,6 +45,23 @@ class Protocol(NamedTuple):
     return f"mean@{self.samples}" if self.temperature else "greedy"
 
   @property
+  def sampling(self) -> dict[str, Any]:
+    """Fields of a config for sampling as the source does."""
+    out: dict[str, Any] = {"evaluate.repetition_penalty": 1.0}
+    if self.temperature:
+      out |= {
+          "evaluate.samples": self.samples,
+          "evaluate.mean_of": self.samples,
+          "evaluate.temperature": self.temperature,
+          "evaluate.top_p": self.top_p,
+          "evaluate.top_k": 0,
+          "evaluate.min_p": 0.0,
+      }
+    if self.tokens:
+      out["rollout.max_tokens"] = self.tokens
+    return out
+
+  @property
   def end(self) -> str:
     """What ends a solution."""
     return self.response.partition("{solution}")[2]
@@ -158,6 +175,25 @@ PUBLISHED = {
 }
 
 
+def sampling(source: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Fields that replace those of a config for the protocol of a set.
+
+  They are {} without a protocol. The maximum length stays that of the config,
+  if that is shorter: the sampler has room for no more tokens.
+
+  Args:
+    source: of the rows of the set.
+    fields: the flat config.
+  """
+  protocol = PUBLISHED.get(source)
+  if protocol is None or not protocol.prompts:
+    return {}
+  out, name = protocol.sampling, "rollout.max_tokens"
+  if name in out:
+    out[name] = min(out[name], fields[name])
+  return out
+
+
 def differences(
     protocol: Protocol,
     kind: str,
@@ -178,19 +214,10 @@ def differences(
   wanted: dict[str, Any] = {"data.chat": protocol.chat, "data.system": ""}
   if not templates.choose(used["data.template"], kind).published:
     wanted["data.template"] = templates.PUBLISHED
-  if protocol.temperature:
-    wanted |= {
-        # Samples beyond these are not in the mean.
-        "evaluate.samples": max(protocol.samples, used["evaluate.samples"]),
-        "evaluate.mean_of": protocol.samples,
-        "evaluate.temperature": protocol.temperature,
-        "evaluate.top_p": protocol.top_p,
-        "evaluate.top_k": 0,
-        "evaluate.min_p": 0.0,
-    }
-  wanted["evaluate.repetition_penalty"] = 1.0
-  if protocol.tokens:
-    wanted["rollout.max_tokens"] = protocol.tokens
+  wanted |= protocol.sampling
+  if protocol.temperature:  # samples beyond its own are not in the mean
+    most = max(protocol.samples, used["evaluate.samples"])
+    wanted["evaluate.samples"] = most
   out = [
       f"{name} = {used[name]!r}, not {value!r}"
       for name, value in wanted.items()

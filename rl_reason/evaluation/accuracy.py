@@ -8,7 +8,8 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Collection, Sequence
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,8 @@ class Responses(NamedTuple):
     broken: number of responses by `step_metrics.broken_responses`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
+    mean_of: samples of each prompt in mean@k, the first ones.
+    sampling: fields of the config that the protocol of the set replaced.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
       where the task cannot read leniently.
     terms_NG: scores of each term of the reward by name; NaN where a function
@@ -71,6 +74,8 @@ class Responses(NamedTuple):
   failures: int
   repetition: float
   broken: int = 0
+  mean_of: int = 1
+  sampling: Mapping[str, Any] = {}
   doubtful: list[dict] | None = None
   rewards_NG: np.ndarray | None = None
   turns_NG: np.ndarray | None = None
@@ -105,6 +110,8 @@ def respond(
     max_prompt: int,
     num_lines: int,
     progress: Callable[[str], None],
+    mean_of: int,
+    sampling: Mapping[str, Any] = types.MappingProxyType({}),
     rewards: Callable[[], Rewards] | None = None,
 ) -> Responses:
   """Samples and grades responses to the prompts of one set.
@@ -120,6 +127,8 @@ def respond(
     max_prompt: maximum tokens of a prompt.
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
+    mean_of: samples of each prompt in mean@k.
+    sampling: fields of the config that the protocol of the set replaced.
     rewards: gives the terms of the reward, which are scored on all responses
       and measure rows without a verifier; None: nothing is scored.
   """
@@ -209,6 +218,8 @@ def respond(
       lines=lines,
       failures=failures,
       broken=broken,
+      mean_of=mean_of,
+      sampling=sampling,
       doubtful=doubtful if hasattr(task, "read_leniently") else None,
       repetition=float(np.mean(repetition)),
       rewards_NG=np.concatenate(rewards_B).reshape(shape)
@@ -232,7 +243,6 @@ def summarize_sets(
     scored: Collection[str],
     answer: Callable[[str, tasks.Row], str],
     *,
-    mean_of: int,
     score_of: int,
 ) -> dict[str, float]:
   """Returns the metrics of all sets, as `summarize`, and their means.
@@ -243,15 +253,14 @@ def summarize_sets(
       or of the held-out ones if there are no others. The mean of their scores
       is 'val-aux/score', which is missing if nothing is chosen.
     answer: (response, row) -> the answer that votes.
-    mean_of: samples of each prompt in mean@k.
     score_of: prompts of each set in the score: the first ones, which every
       evaluation has.
   """
   metrics: dict[str, float] = {}
   for responses in sets:
-    metrics |= summarize(responses, answer, mean_of=mean_of)
+    metrics |= summarize(responses, answer)
   scores = [
-      float(x.scores_NG[:score_of, :mean_of].mean(1).mean())
+      float(x.scores_NG[:score_of, : x.mean_of].mean(1).mean())
       for x in sets
       if x.name in scored
   ]
@@ -279,18 +288,15 @@ def summarize_sets(
 
 
 def summarize(
-    responses: Responses,
-    answer: Callable[[str, tasks.Row], str],
-    *,
-    mean_of: int,
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
 ) -> dict[str, float]:
   """Returns the metrics of one set, under the names of verl.
 
-  mean@k is over the first `mean_of` samples of each prompt; lengths and
-  truncation are over all samples.
+  Lengths and truncation are over all samples.
   """
   name, measure = responses.name, responses.measure
-  values, aux = of_prompts(responses, answer, mean_of=mean_of)
+  mean_of = responses.mean_of
+  values, aux = of_prompts(responses, answer)
   out = {}
   for metric, values_N in values.items():
     mean, half = interval(measure, np.asarray(values_N, float))
@@ -307,7 +313,7 @@ def summarize(
     known = kept_NG[:, :-1][np.isfinite(kept_NG[:, :-1])]
     if known.size:
       out[f"val-aux/{name}/reward/{rule}"] = float(known.mean())
-  for level in levels(responses, mean_of):
+  for level in levels(responses):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
     if responses.turns_NG is not None:
@@ -328,18 +334,22 @@ def summarize(
 
 
 def of_prompts(
-    responses: Responses,
-    answer: Callable[[str, tasks.Row], str],
-    *,
-    mean_of: int,
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
   """Returns the scores of each prompt by name, [N], and metrics of the set."""
-  mean_N = responses.scores_NG[:, :mean_of].mean(1)
-  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
+  values = {
+      f"mean@{responses.mean_of}": _means(responses),
+      "greedy": responses.scores_NG[:, -1],
+  }
   if responses.measure != "acc":
     return values, {}
   of_verdicts, aux = _of_verdicts(responses, answer)
   return values | of_verdicts, aux
+
+
+def _means(responses: Responses) -> np.ndarray:
+  """The score of each prompt in mean@k, [N]."""
+  return responses.scores_NG[:, : responses.mean_of].mean(1)
 
 
 def term_means(responses: Responses) -> dict[str, np.ndarray]:
@@ -372,14 +382,13 @@ def lines_of_prompts(
     responses: Responses,
     answer: Callable[[str, tasks.Row], str],
     *,
-    mean_of: int,
     originals: Sequence[tasks.Row] | None = None,
 ) -> list[dict[str, Any]]:
   """Returns the lines of `report.paired`: the scores of each prompt.
 
   `originals` are the rows whose perturbed copies got the responses.
   """
-  values, _ = of_prompts(responses, answer, mean_of=mean_of)
+  values, _ = of_prompts(responses, answer)
   means = term_means(responses)
   values |= {f"{scores_lib.REWARD}{label}": x_N for label, x_N in means.items()}
   of_rows = map(problem, originals or responses.rows)
@@ -457,25 +466,23 @@ class Level(NamedTuple):
   truncated: float
 
 
-def within_budget(
-    responses: Responses, tokens: int, mean_of: int
-) -> tuple[float, float]:
+def within_budget(responses: Responses, tokens: int) -> tuple[float, float]:
   """The accuracy if sampling ended after `tokens`, and half of its interval.
 
   A longer response is incorrect then. One sampling has the accuracy at every
   budget, since the policy does not know the limit.
   """
   within_NG = responses.correct_NG * (responses.lengths_NG <= tokens)
-  return interval("acc", within_NG[:, :mean_of].mean(1))
+  return interval("acc", within_NG[:, : responses.mean_of].mean(1))
 
 
-def levels(responses: Responses, mean_of: int) -> list[Level]:
+def levels(responses: Responses) -> list[Level]:
   """Returns the results by difficulty, the lowest first.
 
-  Greedy responses do not count; the accuracy is over `mean_of` samples.
+  Greedy responses do not count; the accuracy is that of mean@k.
   """
   difficulty_N = np.array([row.difficulty for row in responses.rows])
-  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  mean_N = _means(responses)
   truncated_N = responses.truncated_NG[:, :-1].mean(1)
   return [
       Level(

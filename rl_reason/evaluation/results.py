@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import json_files
@@ -30,18 +31,6 @@ def harness_results(
     set -> prompts; configs: set -> how it was sampled; dropped: set -> prompts
     that were not evaluated, and why.
   """
-  sampling = {
-      "do_sample": fields["evaluate.temperature"] > 0,
-      "temperature": fields["evaluate.temperature"],
-      "top_p": fields["evaluate.top_p"],
-      "max_gen_toks": fields["rollout.max_tokens"],
-  }
-  filters = dict(top_k=0, min_p=0.0, repetition_penalty=1.0)
-  set_here = {
-      name: fields.get(f"evaluate.{name}", x) for name, x in filters.items()
-  }
-  sampling |= {name: x for name, x in set_here.items() if x != filters[name]}
-  repeats = fields["evaluate.samples"]
   keys = ("results", "n-samples", "configs", "versions", "dropped")
   out: dict = {key: {} for key in keys}
   for responses in sets:
@@ -67,18 +56,32 @@ def harness_results(
     }
     out["configs"][name] = {
         "task": name,
-        "repeats": repeats,
-        "generation_kwargs": sampling,
+        **_sampling(fields | responses.sampling),
     }
     out["versions"][name] = 1
   return out
+
+
+def _sampling(fields: dict) -> dict[str, Any]:
+  """How the responses to a set were sampled; `fields` is a flat config."""
+  sampling = {
+      "do_sample": fields["evaluate.temperature"] > 0,
+      "temperature": fields["evaluate.temperature"],
+      "top_p": fields["evaluate.top_p"],
+      "max_gen_toks": fields["rollout.max_tokens"],
+  }
+  filters = dict(top_k=0, min_p=0.0, repetition_penalty=1.0)
+  set_here = {
+      name: fields.get(f"evaluate.{name}", x) for name, x in filters.items()
+  }
+  sampling |= {name: x for name, x in set_here.items() if x != filters[name]}
+  return dict(repeats=fields["evaluate.samples"], generation_kwargs=sampling)
 
 
 def responses_page(
     title: str,
     values: dict[str, float],
     sets: list[Responses],
-    mean_of: int,
     answer: Callable[[str, tasks.Row], str] | None = None,
 ) -> str:
   """Returns the page of all responses with verdicts and reference answers.
@@ -112,7 +115,7 @@ def responses_page(
     responses.append(dict(name=x.name, rows=rows))
     doubtful += x.doubtful or []
     # By difficulty: an average hides which difficulties improve.
-    for level in levels(x, mean_of):
+    for level in levels(x):
       unit = "tokens" if verified else "reward"
       score = Score(level.mean, level.half, share=verified, unit=unit)
       cells = [
@@ -122,7 +125,8 @@ def responses_page(
           (Score(level.truncated).text(), level.truncated),
       ]
       by_difficulty.append(dict(name=x.name, about="", cells=cells))
-  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
+  means = dict.fromkeys(f"avg@{x.mean_of}" for x in sets)
+  head = ["set", "difficulty", "prompts", ", ".join(means), "truncated"]
   data = dict(
       title=title,
       notes=[],

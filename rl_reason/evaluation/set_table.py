@@ -28,9 +28,9 @@ def as_text(
   ]
 
 
-def by_difficulty(responses: Responses, mean_of: int) -> str:
+def by_difficulty(responses: Responses) -> str:
   """The scores of each difficulty in a line; '' where all rows have one."""
-  found = levels(responses, mean_of)
+  found = levels(responses)
   if len(found) < 2:
     return ""
   verified = responses.measure == "acc"
@@ -40,7 +40,8 @@ def by_difficulty(responses: Responses, mean_of: int) -> str:
       f"{level.difficulty}: {score.text()}"
       for level, score in zip(found, scores, strict=True)
   ]
-  return f"{responses.name}, mean@{mean_of} by difficulty: {', '.join(parts)}"
+  head = f"{responses.name}, mean@{responses.mean_of} by difficulty"
+  return f"{head}: {', '.join(parts)}"
 
 
 def for_page(

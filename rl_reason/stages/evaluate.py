@@ -16,6 +16,7 @@ one table.
 
 import collections
 import functools
+import itertools
 import pathlib
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,7 @@ def _evaluated(
       tok=tok,
       engine=engine,
       environments=environments,
+      by_protocol=c.evaluate.sampling == "published",
   )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
   output.display.table(
@@ -183,13 +185,13 @@ def _evaluated(
   )
   fields = config_lib.flat(c)
   for x in sets:
-    line = published.line(x.name, x.rows[0], len(x.rows), fields)
+    line = published.line(x.name, x.rows[0], len(x.rows), fields | x.sampling)
     if line and x.name not in copies:
       say(line)
-    if line := set_table.by_difficulty(x, c.evaluate.mean_of):
+    if line := set_table.by_difficulty(x):
       say(line)
     if x.measure == "acc":
-      values |= _by_budget(c, x, say)
+      values |= _by_budget(fields | x.sampling, x, say)
   name = which + "".join(
       f",{field}={run_directory.text(value)}"
       for field, value in elsewhere(c, workdir).items()
@@ -201,7 +203,6 @@ def _evaluated(
       for line in lines_of_prompts(
           x,
           row_source.task.answer,
-          mean_of=c.evaluate.mean_of,
           originals=[rows[x.name.rpartition("~")[0]][n] for n in copies[x.name]]
           if x.name in copies
           else None,
@@ -222,14 +223,14 @@ def _evaluated(
     json_files.write_json(place, dict(step=step) | values)
     say(f"all metrics: {place}")
     dropped = held_out.dropped(row_source)
-    harness = results.harness_results(values, sets, config_lib.flat(c), dropped)
+    harness = results.harness_results(values, sets, fields, dropped)
     place = workdir / f"results-{name}.json"
     json_files.write_json(place, harness)
     say(f"in the layout of lm-evaluation-harness: {place}")
     place = workdir / f"responses-{name}.html"
     title = f"{workdir.absolute().name}, step {step}{name.removeprefix(which)}"
     page_text = results.responses_page(
-        title, values, sets, c.evaluate.mean_of, row_source.task.answer
+        title, values, sets, row_source.task.answer
     )
     json_files.write_text(place, page_text)
     say(f"responses: {place}")
@@ -333,12 +334,17 @@ def _compared(
   return out
 
 
-def _by_budget(c, responses: Responses, say) -> dict[str, float]:
-  """Metrics of the accuracy at an eighth, a quarter, half of and all tokens."""
-  mean_of, limit = c.evaluate.mean_of, c.rollout.max_tokens
+def _by_budget(
+    fields: Mapping[str, Any], responses: Responses, say
+) -> dict[str, float]:
+  """Metrics of the accuracy at an eighth, a quarter, half of and all tokens.
+
+  `fields` is the flat config with which the set was sampled.
+  """
+  mean_of, limit = responses.mean_of, fields["rollout.max_tokens"]
   out, shown = {}, []
   for tokens in sorted({max(limit // n, 1) for n in (8, 4, 2, 1)}):
-    mean, half = within_budget(responses, tokens, mean_of)
+    mean, half = within_budget(responses, tokens)
     name = f"{responses.name}/within_{tokens}_tokens"
     out[f"val-aux/{name}/mean@{mean_of}"] = mean
     shown.append(f"{tokens}: {mean:.1%} +- {100 * half:.1f}")
@@ -404,6 +410,7 @@ def evaluate(
     rewards: Callable[[], Rewards] | None = None,
     further: Mapping[str, list[tasks.Row]] = types.MappingProxyType({}),
     purpose: str = "held out",
+    by_protocol: bool = False,
     mesh: jax.sharding.Mesh,
     output: Output,
     row_source: RowSource,
@@ -428,6 +435,7 @@ def evaluate(
     further: sets besides the held-out ones of the run.
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
+    by_protocol: whether known sets are sampled by their published protocols.
     mesh: the devices.
     output: the screen, and the event that stops the run.
     row_source: the rows of the task by purpose.
@@ -440,13 +448,18 @@ def evaluate(
   """
   weights = engine.weights(params)
   random_key = key(mesh, c.seed, "evaluate")
-  temperatures = [c.evaluate.temperature] * c.evaluate.samples + [0.0]
-  temperature_G = np.array(temperatures, np.float32)
 
-  def sample(rows, ids) -> tuple[Rollouts, Episodes | None]:
+  def sample(of_set, rows, ids) -> tuple[Rollouts, Episodes | None]:
+    e, limits = of_set.evaluate, {}
+    temperatures = [e.temperature] * e.samples + [0.0]
+    temperature_G = np.array(temperatures, np.float32)
+    group_size, limit = len(temperature_G), of_set.rollout.max_tokens
+    if by_protocol:  # also where all are equal, as one program serves all
+      limits_B = np.full(len(rows) * group_size, limit, np.int32)
+      limits = dict(limits_B=limits_B)
     texts, episodes = [row.prompt for row in rows], None
     if environments is not None:
-      sizes_N = [len(temperature_G)] * len(rows)
+      sizes_N = [group_size] * len(rows)
       seed = host_seed(c.seed, "environments of evaluate")
       episodes = Episodes(environments, rows, ids, sizes_N, seed)
       texts = episodes.prompts
@@ -458,8 +471,9 @@ def evaluate(
           prompts,
           random_key,
           temperature_G,
-          group_size=len(temperature_G),
-          filters=sampling_filters.of(c.evaluate),
+          group_size=group_size,
+          filters=sampling_filters.of(e),
+          **limits,
           **options,
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
@@ -480,28 +494,37 @@ def evaluate(
   if not chooses or purpose == "both" or c.rl.init:  # forgetting is measured
     found = held_out.evaluation_sets(row_source, c.evaluate.prompts)
     sets = {name: rows[:prompts] for name, rows in found.items()}
-  responses = [
-      respond(
-          sample,
-          tok,
-          row_source.task,
-          name,
-          rows,
-          batch=c.evaluate.batch,
-          max_prompt=c.rollout.max_prompt,
-          num_lines=c.log.samples,
-          progress=progress,
-          rewards=rewards,
-      )
-      for name, rows in {**sets, **further, **chooses}.items()
-  ]
+
+  def responses_to(name: str, rows: list[tasks.Row]) -> Responses:
+    # Each number of samples has a sampler of its own, which is compiled.
+    of_set, fields, changed = c, config_lib.flat(c), {}
+    if by_protocol:
+      changed = published.sampling(rows[0].source, fields)
+      of_set = config_lib.unflat(fields | changed)
+    return respond(
+        functools.partial(sample, of_set),
+        tok,
+        row_source.task,
+        name,
+        rows,
+        batch=c.evaluate.batch,
+        max_prompt=c.rollout.max_prompt,
+        num_lines=c.log.samples,
+        progress=progress,
+        mean_of=of_set.evaluate.mean_of,
+        sampling=changed,
+        rewards=rewards,
+    )
+
+  responses = list(
+      itertools.starmap(responses_to, {**sets, **further, **chooses}.items())
+  )
   chosen_by = set(chooses) or set(sets)
   return (
       summarize_sets(
           responses,
           chosen_by if purpose != "held out" else (),
           row_source.task.answer,
-          mean_of=c.evaluate.mean_of,
           score_of=c.evaluate.interim_prompts,
       ),
       responses,

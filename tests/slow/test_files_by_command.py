@@ -137,11 +137,9 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   assert "What is 3 times 7?" in page
   said, _ = command(  # as published, except for the lengths and the set
       "--stage=evaluate",
-      f"--config.data.evaluate=aime24@{aime}",
+      f"--config.data.evaluate=aime24@{aime},{own}",
       "--config.data.template=published",
-      "--config.evaluate.samples=32",
-      "--config.evaluate.mean_of=32",
-      "--config.evaluate.top_p=0.7",
+      "--config.evaluate.sampling=published",
       "--config.rollout.max_prompt=400",
       workdir,
   )
@@ -150,7 +148,9 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
       " rollout.max_tokens = 8, not 20480; 8 prompts, not 30"
   ) in " ".join(said.split())
   [path] = run.glob("evaluation-*max_prompt=400.json")
-  assert "val-core/aime24/acc/mean@32/ci95" in json.loads(path.read_text())
+  values = json.loads(path.read_text())
+  for name in ("aime24/acc/mean@32", "own/acc/mean@2"):
+    assert f"val-core/{name}/ci95" in values
   command(  # on another set
       "--stage=evaluate",
       "--config=configs/dapo_qwen.py",
