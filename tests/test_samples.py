@@ -1,6 +1,7 @@
 """Which responses a run logs and shows, and what is said of each."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rl_reason.base import json_files
 from rl_reason.base.structs import Batch, Rollouts, call_by_name
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.experience import graded
-from rl_reason.data import tokenizer
+from rl_reason.data import sample_files, tokenizer
 from rl_reason.monitoring import display, run_log, samples
 
 TEXT = "héllo 日本語 🎉, the\n\n  end"
@@ -227,3 +228,25 @@ def test_tables_on_the_screen_are_bounded(capsys):
   assert "line 0" in out and out.count("[...") == 6
   assert display.excerpt("short\n" * 4) == "short\n" * 4
   assert json.dumps(display.excerpt("a" * 1000)).count("a") > 300
+
+
+def test_a_stored_group_shows_its_own_prompt():
+  """Its id is of no row of the data; the log and a replay read the tokens."""
+  first = sample_files.FIRST_ID
+  tokens = tokenizer.encode(tiny.TOK, ["12+3=", "12"])
+  tokens_BL = np.zeros((3, 6 + T), np.int32)
+  for b, of_prompt in enumerate(tokens, 1):
+    tokens_BL[b, 6 - len(of_prompt) : 6] = of_prompt
+  rollouts = types.SimpleNamespace(
+      ids_B=np.array([7, first, first + 1]),
+      tokens_BL=tokens_BL,
+      start_B=np.array([0, *(6 - len(x) for x in tokens)]),
+      mask_BT=np.ones((3, T), bool),
+  )
+  row_of = lambda prompt_id: tasks.Row(f"row {prompt_id}", "3")  # noqa: E731
+  found = [
+      samples.row_of_response(row_of, tiny.TOK, rollouts, b) for b in range(3)
+  ]
+  assert [(x.prompt, x.answer) for x in found] == [
+      *(("row 7", "3"), ("12+3=", ""), ("12", "")),
+  ]

@@ -9,9 +9,8 @@ import numpy as np
 from rl_reason.base import json_files
 from rl_reason.base.structs import Array
 from rl_reason.data import tokenizer
-from rl_reason.monitoring import run_log
+from rl_reason.monitoring import run_log, samples
 from rl_reason.monitoring.display import Display, excerpt
-from rl_reason.monitoring.samples import VERDICTS
 from rl_reason.report import groups as groups_lib, machine
 from rl_reason.tasks import Row
 
@@ -332,7 +331,7 @@ def _responses(
   share_B /= len(found.order_MB)
   out: list[dict[str, Any]] = []
   for b in np.flatnonzero(rows.age_B >= 0):
-    row = row_of(int(rollouts.ids_B[b]))
+    row = samples.row_of_response(row_of, tok, rollouts, b)
     own = arrays["advantages_BT"][b][mask_BT[b]]
     correct = int(rows.correct_B[b])
     out.append(
@@ -546,8 +545,9 @@ def _groups(responses: list[dict]) -> list[str]:
     lines = [x for x in responses if x["group"] == group]
     out += [f"### Prompt {group}", _code(lines[0]["prompt"])]
     for x in lines:
+      correct = samples.VERDICTS[x["correct"]]
       out.append(
-          f"Response {x['response']}: correct: {VERDICTS[x['correct']]}, reward"
+          f"Response {x['response']}: correct: {correct}, reward"
           f" {text(x['reward'])}, advantage {_range(x['advantage'])},"
           f" {x['length']} tokens{', truncated' * x['truncated']}, share"
           f" {text(x['share'])}, ratio after {_range(x['ratio_after'])}"

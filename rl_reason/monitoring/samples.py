@@ -312,7 +312,7 @@ class SampleLog:
         for line in lines(
             self._tok,
             rollouts,
-            [self._row(prompt_id, rollouts)],
+            [row_of_response(self._row_of, self._tok, rollouts, 0)],
             texts,
             group.correct_B,
             range(len(index)),
@@ -321,14 +321,6 @@ class SampleLog:
             **values,
         )
     ]
-
-  def _row(self, prompt_id: int, rollouts: Rollouts) -> Row:
-    """The row of a group; of a stored group the prompt, without an answer."""
-    if prompt_id < sample_files.FIRST_ID:
-      return self._row_of(prompt_id)
-    slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
-    ids = rollouts.tokens_BL[0, rollouts.start_B[0] : slots]
-    return Row(tokenizer.decode(self._tok, ids[None], [len(ids)])[0], "")
 
   def _show(self, step: int, groups: list[dict]) -> None:
     """Shows a response of some groups on the screen."""
@@ -345,6 +337,25 @@ class SampleLog:
             for line in groups[:3]
         ],
     )
+
+
+def row_of_response(
+    row_of: Callable[[int], Row], tok: Any, rollouts: Rollouts, b: int
+) -> Row:
+  """The row of a response; of a stored group its prompt, without an answer.
+
+  Args:
+    row_of: prompt id -> its row of the data.
+    tok: the tokenizer.
+    rollouts: on the host.
+    b: number of the response.
+  """
+  prompt_id = int(rollouts.ids_B[b])
+  if prompt_id < sample_files.FIRST_ID:
+    return row_of(prompt_id)
+  slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  ids = rollouts.tokens_BL[b, rollouts.start_B[b] : slots]
+  return Row(tokenizer.decode(tok, ids[None], [len(ids)])[0], "")
 
 
 def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
