@@ -254,6 +254,8 @@ def _entropy_collapse(steps):
   found = _window(steps[-1:], "actor/entropy", "actor/updates")
   if not found or found[-1] >= 1e-3:
     return ""
+  if number(steps[-1], "train/accuracy") >= 0.99:
+    return ""  # nearly all responses are correct: no other ones are wanted
   return f"the entropy is {found[-1]:.2g} nats per token"
 
 
