@@ -47,6 +47,12 @@ def add(c) -> None:
       norm_topk=field(True, needs=EXPERTS),  # a token's weights sum to 1
   )
   extend(
+      "data",
+      # Of a source of code, that preparation runs against the tests of their
+      # rows: SFT does not imitate those that fail.
+      programs=number(32, low=0),
+  )
+  extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
       priority=function("priority"),  # failure_rate, learnability

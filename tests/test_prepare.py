@@ -185,6 +185,18 @@ def test_a_verifier_of_the_user(make, tmp_path, monkeypatch):
     rows(place)
 
 
+def test_a_verifier_of_the_user_judges_responses(make, tmp_path):
+  """A rejected response is not imitated; an error rejects none."""
+  responses = "\\boxed{2}", "\\boxed{3}", "two"
+  pairs = [
+      dict(question=f"{n}?", answer="2", response=text)
+      for n, text in enumerate(responses)
+  ]
+  place = run(make(pairs, kind="numbers_only:verify"), tmp_path)
+  assert [x.response for x in rows(place)] == [responses[0], "", responses[2]]
+  assert report(place)["undemonstrated"] == {screening.INCORRECT: 1}
+
+
 def test_a_question_stays_as_it_is(make, tmp_path, tok_dir):
   """Not what the template says, but what the question says is reserved."""
   odd = r"{question} \boxed{x} <|s| > | {{ messages }} 日本"

@@ -124,7 +124,9 @@ def test_the_screen_says_what_is_dropped(make, tmp_path):
 def test_math_and_code_in_one_run(make, tmp_path):
   """Each source has its kind, its template and its form of a response."""
   task = dict(
-      text="Add one.", code="def f(x):\n  return x + 1", test_list=["1"]
+      text="Add one.",
+      code="def f(x):\n  return x + 1",
+      test_list=["assert f(1) == 2"],
   )
   c = make(FIVE[:1], template="math=qwen_boxed,code=code")
   c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", [task])
@@ -146,8 +148,11 @@ def test_math_and_code_in_one_run(make, tmp_path):
   assert [x.kind for x in (math, code, human)] == ["math", "code", "code"]
 
 
-def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
-  """They stay: the tests may be right, and the solution wrong."""
+@pytest.mark.parametrize("programs", [32, 1, 0])
+def test_solutions_that_fail_their_own_tests_are_not_imitated(
+    make, tmp_path, programs
+):
+  """Their rows stay for RL; programs beyond the first ones are not run."""
   try:
     sandbox.tier()
   except RuntimeError as e:
@@ -156,7 +161,7 @@ def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
       dict(text=f"Add {n}.", code=f"def f(x): return x + {n}", test_list=[test])
       for n, test in enumerate(["assert f(1) == 1", "assert f(1) == 3"])
   ]
-  c = make(FIVE[:1], template="math=qwen_boxed,code=code")
+  c = make(FIVE[:1], template="math=qwen_boxed,code=code", programs=programs)
   c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", problems)
   said = []
   screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
@@ -164,10 +169,20 @@ def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
     patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
     c.rollout.max_tokens = 80
     place = prepare.run(c, tmp_path, screen, threading.Event())
-  (warning,) = [x for x in said if "the verifier rejects" in x]
-  assert "rejects 1 of the first 2 solutions of mbpp:train" in warning
-  assert "as in mbpp.jsonl:2: correct these rows or" in warning
-  assert len(rows(place)) == 3
+  warned = [x for x in said if "the verifier rejects" in x]
+  unchecked = [x for x in said if "were not run" in x]
+  imitated = [x.response for x in rows(place) if "Add" in x.prompt]
+  assert len(imitated) == 2 and imitated[0]
+  if programs < 2:
+    assert imitated[1] and not warned
+    assert unchecked[0].startswith(f"{2 - programs} programs of mbpp:train")
+    assert unchecked[0].endswith("data.programs = 2 runs all")
+    return
+  assert not imitated[1] and not unchecked
+  first, second = warned
+  assert "rejects 1 of the first 2 solutions of mbpp:train" in first
+  assert "as in mbpp.jsonl:2: correct these rows or" in first
+  assert second.startswith("warning: 1 of 2 rows of mbpp:train")
   assert (
       "rejects the solution of mbpp.jsonl:2." in (place / "data.md").read_text()
   )

@@ -288,8 +288,10 @@ def written(tmp_path, rows):
 
 def test_samples_are_read_as_they_are_and_counted(tmp_path):
   good = [dict(prompt="1+2=", response=x) for x in (" 3", "#3", "#3")]
+  good[0]["correct"] = None  # nobody knows
   bad = [
       dict(prompt="1+2=", response="#3", truncated=True),
+      dict(prompt="1+2=", response="#4", correct=False),
       dict(prompt="1+2=", response="123456789"),
       dict(prompt="1+2+3+4=", response="#3"),
       dict(prompt="1+2="),
@@ -302,8 +304,11 @@ def test_samples_are_read_as_they_are_and_counted(tmp_path):
   parts, weights = sample_files.read(*args)
   assert parts == [[("1+2=", " 3"), ("1+2=", "#3")]] and weights == [2]
   (line,) = said
-  assert line.startswith(f"sft.samples: 2 of 9 rows of {path} (1 have no end, ")
+  assert line.startswith(
+      f"sft.samples: 2 of 10 rows of {path} (1 have no end, "
+  )
   for words in (
+      "1 are incorrect",
       "2 lack prompt, response",
       "1 have a prompt that cannot be rendered: the tokenizer has no chat",
       "1 are repeated",

@@ -27,7 +27,8 @@ class Tally:
   kept: int = 0
   references: int = 0  # answers that were checked
   verified: int = 0  # ... and can be verified
-  solutions: int = 0  # responses to imitate, and programs, that were verified
+  programs: int = 0  # of rows, that were run against the tests of their rows
+  unchecked: int = 0  # ... and that were not run
   failing: list[str] = dataclasses.field(default_factory=list)  # rejected ones
   first: str = ""  # prompt that is written
   dropped: dict[str, int] = _counter()  # reason -> rows
@@ -143,9 +144,15 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
     if failing := t.get("failing"):
       out.append(
           f"warning: the verifier rejects {len(failing)} of the first"
-          f" {t['solutions']} solutions of {t['source']}, as in {failing[0]}:"
+          f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
           " correct these rows or leave them out, or name another verifier in"
           " data.kind; RL punishes such responses"
+      )
+    if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
+      out.append(
+          f"{count:,} programs of {t['source']} were not run against their"
+          f" tests, and SFT imitates them: data.programs ="
+          f" {count + t['programs']} runs all"
       )
     for reason, count in t["undemonstrated"].items():
       # A verifier that does not read the format of responses fails RL as well.

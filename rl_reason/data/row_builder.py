@@ -81,8 +81,10 @@ class RowBuilder:
       )
     response, left_out = example.response, None
     if incorrect:
-      response, left_out = "", Fault(screening.INCORRECT, response)
-    if example.solution and not response:
+      left_out = Fault(screening.INCORRECT, response or example.solution)
+      response = ""
+    wrong_program = incorrect and example.kind == "code"
+    if example.solution and not response and not wrong_program:
       response = templates.complete(example.solution, example.answer, template)
       if left_out := self._response_fault(response):
         response = ""  # RL needs the question only

@@ -110,6 +110,8 @@ def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
     return f"lack prompt, {', '.join(names)}"
   if row.get("truncated"):
     return "have no end"
+  if row.get("correct") is False and "rejected" not in names:
+    return "are incorrect"
   try:
     return (rendered(prompt, tok), *texts)
   except (templates.PromptError, TypeError, ValueError) as e:

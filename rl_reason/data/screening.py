@@ -109,7 +109,7 @@ class ReferenceChecker:
   """Checks reference answers in worker processes, which may hang or crash.
 
   Only built-in verifiers check reference answers, since the format of answers
-  for a user's function is not known.
+  for a user's function is not known. Both verify responses.
 
   Args:
     pool: workers that run `verifiers.ask`.

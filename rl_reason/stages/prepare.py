@@ -47,7 +47,6 @@ from rl_reason.verifiers import workers
 
 FORMAT = 5  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
-PROGRAMS = 32  # of a source to imitate, which the verifier runs, too
 
 
 # --- rows --------------------------------------------------------------------
@@ -77,7 +76,6 @@ class _Preparation:
     self._references = self._screen.references
     # Place of a row -> whether its response, or its program, is correct.
     self._responses: dict[str, concurrent.futures.Future] = {}
-    self._programs: dict[str, concurrent.futures.Future] = {}
 
   def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
     tally.drop(where, fault)
@@ -96,9 +94,9 @@ class _Preparation:
       found = [x for x in batch if isinstance(x, Example)]
       self._references.submit(found)
       self._responses = {
-          x.where: self._references.judge(x, x.response)
+          x.where: self._references.judge(x, text)
           for x in found
-          if tally.use == "train" and self._is_verified(x)
+          if (text := self._demonstration(tally, x))
       }
       for item in batch:
         if self._stop.is_set():
@@ -126,30 +124,36 @@ class _Preparation:
     tally.references += 1
     fault = self._references.fault(example)
     tally.verified += not fault
-    if example.kind == "code" and not fault and len(self._programs) < PROGRAMS:
-      if program := example.response or example.solution:
-        judged = self._references.judge(example, program)
-        self._programs[example.where] = judged
     return fault
 
   def _built(self, tally: Tally, example: Example) -> dict | Fault:
     """The row of an example, without a response that the verifier rejects."""
     pending = self._responses.get(example.where)
     wrong = pending is not None and self._references.rejects(pending)
+    if wrong and example.kind == "code":
+      tally.failing.append(example.where)
     return self._builder.build(example, tally.use, incorrect=wrong)
 
-  def _is_verified(self, example: Example) -> bool:
-    """Whether the response of an example can be compared with its answer.
+  def _demonstration(self, tally: Tally, example: Example) -> str:
+    """The text to compare with the reference answer of an example, or ''.
 
-    Programs would run for too long; of preference pairs both responses stay.
+    Programs take long, so that only the first ones of a source run, also those
+    of an evaluation set, which show whether the verifier works. Of preference
+    pairs both responses stay.
     """
-    pair, code = example.rejected, example.kind == "code"
-    checked = self._references.checks(example)
-    return bool(example.response) and checked and not (pair or code)
+    verified = example.answer and example.kind != verifiers.NONE
+    if not verified or example.rejected:
+      return ""
+    if example.kind != "code":
+      return example.response if tally.use == "train" else ""
+    program = example.response or example.solution
+    room = tally.programs < self._data.programs
+    tally.programs += bool(program) and room
+    tally.unchecked += bool(program) and not room
+    return program if room else ""
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
-    self._programs = {}
     with _writer(self._out / f"{tally.file}.all") as write:
       for number, row in enumerate(self._rows(tally, source), 1):
         write(row)
@@ -157,12 +161,6 @@ class _Preparation:
           self._screen.add_training(row)
           if number == self._data.limit:
             break
-    # SFT would teach what the verifier rejects here, and RL punishes.
-    for where, pending in self._programs.items():
-      out = pending.result()
-      tally.solutions += not out.failure
-      if not out.failure and not out.value:
-        tally.failing.append(where)
 
   def finish(self, tally: Tally) -> list[Tally]:
     """Drops rows that a later row, of any source, contradicts.
