@@ -469,6 +469,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
 
   def evaluated(c, params, *_, **__):
     made = [responses(correct[params], truncated_NG, texts_NG)]
+    made[0].lengths_NG[0, 0] = 20
     found = accuracy.summarize_sets(made, (), answer, score_of=2)
     return found, made
 
@@ -513,6 +514,12 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   parts["output"] = parts["output"]._replace(workdir=tmp_path / "other")
   done = evaluate.run(c, "best", earlier=done[:1], **parts)
   assert tables[-1][1][3:] == ["sft", "other/best"]
+  # A correct response has 20 tokens: at an eighth and a quarter it is cut.
+  for tokens, mean_N in ((6, [0.5, 0.5, 1]), (24, [1, 0.5, 1])):
+    name = f"val-aux/sums/within_{tokens}_tokens/mean@2"
+    mean, half = statistics.interval("acc", np.array(mean_N))
+    assert metrics[name] == pytest.approx(mean)
+    assert metrics[f"{name}/ci95"] == pytest.approx(half)
   # One evaluation has no table of several.
   count = len(tables)
   assert len(evaluate.run(c, "best", **parts)) == 1

@@ -35,7 +35,7 @@ def test_the_equation_by_hand():
 
 def test_a_fit_finds_the_parameters_of_a_curve(tmp_path):
   curve = sigmoid.read(run(tmp_path), "flops")
-  assert curve.score == "mean@4" and curve.cost_S[0] == 1e9
+  assert curve.name == "mean@4" and curve.cost_S[0] == 1e9
   assert curve.first == pytest.approx(0.1)
   assert sigmoid.fit(curve) == pytest.approx(TRUE, rel=1e-4)
   low, high = sigmoid.intervals(curve, sigmoid.fit(curve), 50)
@@ -62,6 +62,18 @@ def test_the_report_of_a_run(tmp_path, capsys):
   assert "C_mid 4 (" in capsys.readouterr().out
 
 
+def test_a_reward_has_a_curve(tmp_path):
+  """From -2 to 1.5; the asymptote of a reward has no bound of 1."""
+  true = sigmoid.Fit(first=-2.0, asymptote=1.5, steepness=2.0, middle=4e9)
+  path = run(tmp_path, true) / "metrics.jsonl"
+  path.write_text(path.read_text().replace("/acc/", "/reward/"))
+  curve = sigmoid.read(tmp_path, "flops")
+  assert not curve.share and curve.low < -2 and curve.high > 1.5
+  assert sigmoid.fit(curve) == pytest.approx(true, rel=1e-3)
+  lines = sigmoid.report(tmp_path, "flops")
+  assert "R0 -2; A 1.5 (" in lines[1] and "points" not in lines[-1]
+
+
 def test_validation_prompts_come_first(tmp_path):
   path = run(tmp_path) / "metrics.jsonl"
   text = path.read_text().replace("/toy/", "/validation/")
@@ -74,4 +86,4 @@ def test_validation_prompts_come_first(tmp_path):
   ]
   path.write_text("".join(json.dumps(x) + "\n" for x in both))
   curve = sigmoid.read(tmp_path, "flops")
-  assert curve.score == "validation mean@4" and len(curve.cost_S) == 12
+  assert curve.name == "validation mean@4" and len(curve.cost_S) == 12

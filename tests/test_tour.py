@@ -206,3 +206,26 @@ def test_steps_up_by_hand():
 def test_calls_lead_down(dapo):
   up = steps_up(dapo.all, graph())
   assert len(up) <= MAX_STEPS_UP, sorted(up)
+
+
+ALGORITHMS = (
+    *("surrogates", "surrogate_variants", "advantage_variants", "kl"),
+    *("reductions", "corrections", "process"),
+)
+
+
+@pytest.mark.parametrize("module", ALGORITHMS)
+def test_an_algorithm_is_a_function_of_25_lines(module):
+  """Its body, without the docstring, which has the formula and the source."""
+  path = ROOT / "rl_reason" / "algorithms" / f"{module}.py"
+  found = [
+      x
+      for x in ast.parse(path.read_text()).body
+      if isinstance(x, ast.FunctionDef)
+  ]
+  assert found
+  for function in found:
+    body = function.body[ast.get_docstring(function) is not None :]
+    lines = body[-1].end_lineno - body[0].lineno + 1
+    assert lines <= 25, f"{module}.{function.name} has {lines} lines"
+    assert function.name[0] == "_" or ast.get_docstring(function)

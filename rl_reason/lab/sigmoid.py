@@ -1,4 +1,4 @@
-"""The scaling curve of a run: accuracy as a sigmoid of the compute of RL.
+"""The scaling curve of a run: its score as a sigmoid of the compute of RL.
 
   python -m rl_reason.lab.sigmoid runs/dapo-0 runs/vapo-0
   python -m rl_reason.lab.sigmoid runs/dapo-0 --axis=tokens
@@ -7,8 +7,10 @@ Fits ScaleRL's curve (arXiv:2510.13786, equation 1) to the evaluations of a run:
 
   R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
-R0 is the accuracy before RL, A the asymptote, B the steepness, and C_mid the
-compute at which half of the gain is reached. A second fit sees only the first
+R0 is the score before RL, A the asymptote, B the steepness, and C_mid the
+compute at which half of the gain is reached. The score is the accuracy; of runs
+that nothing verifies it is the mean reward, whose asymptote may lie beyond the
+evaluations by as much as they differ. A second fit sees only the first
 half of the compute and predicts the rest, as the paper tests its curves.
 """
 
@@ -27,32 +29,40 @@ from rl_reason.report import charts, scores
 
 LEAST = 4  # evaluations after step 0 that three parameters need
 RESAMPLES = 200
-# A and the logarithms of B and of C_mid / largest C.
-LOW, HIGH = (0.0, np.log(0.1), np.log(1e-3)), (1.0, np.log(30.0), np.log(1e2))
+# The logarithms of B and of C_mid / largest C.
+LOW, HIGH = (np.log(0.1), np.log(1e-3)), (np.log(30.0), np.log(1e2))
 
 
 class Curve(NamedTuple):
   """The evaluations of a run.
 
   Attributes:
-    score: name of the accuracy.
-    first: the accuracy before RL, R0.
+    name: of the score.
+    first: the score before RL, R0.
     cost_S: compute of RL up to each later evaluation.
-    accuracy_S: their accuracy.
-    error_S: standard error of the accuracy.
+    score_S: their scores.
+    error_S: standard errors of the scores.
+    low, high: bounds of the asymptote.
+    share: whether the score is an accuracy.
   """
 
-  score: str
+  name: str
   first: float
   cost_S: np.ndarray
-  accuracy_S: np.ndarray
+  score_S: np.ndarray
   error_S: np.ndarray
+  low: float = 0.0
+  high: float = 1.0
+  share: bool = True
 
   def until(self, cost: float) -> "Curve":
     """The evaluations up to a compute."""
     keep_S = self.cost_S <= cost
-    rows = (x[keep_S] for x in (self.cost_S, self.accuracy_S, self.error_S))
-    return Curve(self.score, self.first, *rows)
+    return self._replace(
+        cost_S=self.cost_S[keep_S],
+        score_S=self.score_S[keep_S],
+        error_S=self.error_S[keep_S],
+    )
 
 
 class Fit(NamedTuple):
@@ -64,7 +74,7 @@ class Fit(NamedTuple):
   middle: float
 
   def __call__(self, cost_S: np.ndarray) -> np.ndarray:
-    """The accuracy at a compute."""
+    """The score at a compute."""
     gain = self.asymptote - self.first
     return self.first + gain / (1 + (self.middle / cost_S) ** self.steepness)
 
@@ -77,7 +87,7 @@ def read(workdir: pathlib.Path, axis: str) -> Curve:
     axis: 'steps', 'tokens' or 'flops'.
 
   Raises:
-    RunError: the run has too few evaluations, or no accuracy.
+    RunError: the run has too few evaluations, or no score.
   """
   if not (workdir / run_log.FILES[0]).exists():
     raise RunError(
@@ -88,8 +98,8 @@ def read(workdir: pathlib.Path, axis: str) -> Curve:
       x["step"]: scores.scores(x) for x in scores.of_stage(lines, "evaluate")
   }
   name, _ = scores.headline(found.get(0, ()))
-  if not name or not found[0][name].share:
-    raise RunError(f"{workdir}: the run has no accuracy before RL")
+  if not name:
+    raise RunError(f"{workdir}: the run has no score before RL")
   chosen = f"{scores.VALIDATION} {name}"
   name = chosen if chosen in found[0] else name
   spent = (
@@ -105,11 +115,16 @@ def read(workdir: pathlib.Path, axis: str) -> Curve:
         f"{workdir}: {len(known)} evaluations after step 0; the fit needs"
         f" {LEAST}: smaller evaluate.every, or more rl.steps"
     )
+  cost_S, score_S, error_S = np.array(known).T
+  first, share = found[0][name].value, found[0][name].share
+  low, high = 0.0, 1.0
+  if not share:
+    least, most = min(first, *score_S), max(first, *score_S)
+    spread = (most - least) or 1.0
+    low, high = least - spread, most + spread
   # A share of 0 or 1 has no spread, but is not exact.
-  cost_S, accuracy_S, error_S = np.array(known).T
-  return Curve(
-      name, found[0][name].value, cost_S, accuracy_S, np.maximum(error_S, 1e-3)
-  )
+  error_S = np.maximum(error_S, 1e-3 * (high - low))
+  return Curve(name, first, cost_S, score_S, error_S, low, high, share)
 
 
 def fit(curve: Curve, start: Fit | None = None) -> Fit:
@@ -125,19 +140,20 @@ def fit(curve: Curve, start: Fit | None = None) -> Fit:
     return Fit(curve.first, x[0], np.exp(x[1]), top * np.exp(x[2]))
 
   def residuals(x):
-    return (parameters(x)(curve.cost_S) - curve.accuracy_S) / curve.error_S
+    return (parameters(x)(curve.cost_S) - curve.score_S) / curve.error_S
 
-  best = max(*curve.accuracy_S, curve.first)
+  best = max(*curve.score_S, curve.first)
+  low, high = (curve.low, *LOW), (curve.high, *HIGH)
   grid: list[tuple[float, float, float]] = [
-      *itertools.product((best, (1 + best) / 2), (1, 4), (0.1, 0.5, 2))
+      *itertools.product((best, (curve.high + best) / 2), (1, 4), (0.1, 0.5, 2))
   ]
   if start:
     grid = [(start.asymptote, start.steepness, start.middle / top)]
   found = [
       optimize.least_squares(
           residuals,
-          np.clip([a, np.log(b), np.log(c)], LOW, HIGH),
-          bounds=(LOW, HIGH),
+          np.clip([a, np.log(b), np.log(c)], low, high),
+          bounds=(low, high),
       )
       for a, b, c in grid
   ]
@@ -152,7 +168,7 @@ def intervals(curve: Curve, best: Fit, count: int = RESAMPLES) -> np.ndarray:
   """
   noise = np.random.default_rng(0)
   redrawn = (
-      curve._replace(accuracy_S=noise.normal(best(curve.cost_S), curve.error_S))
+      curve._replace(score_S=noise.normal(best(curve.cost_S), curve.error_S))
       for _ in range(count)
   )
   return np.percentile([fit(x, best)[1:] for x in redrawn], (2.5, 97.5), axis=0)
@@ -168,19 +184,20 @@ def report(workdir: pathlib.Path, axis: str) -> list[str]:
   best = fit(curve)
   limits = intervals(curve, best)
   unit = "FLOPs" if axis == "flops" else axis
+  form = ".1%" if curve.share else ".4g"
   a, b, c = (
       f"{value:{form}} ({low:{form}} to {high:{form}})"
       for value, low, high, form in zip(
-          best[1:], *limits, (".1%", ".2g", ".3g"), strict=True
+          best[1:], *limits, (form, ".2g", ".3g"), strict=True
       )
   )
   out = [
-      f"{workdir}: {curve.score} at {len(curve.cost_S)} evaluations, up to"
+      f"{workdir}: {curve.name} at {len(curve.cost_S)} evaluations, up to"
       f" {curve.cost_S[-1]:.3g} {unit} of RL",
-      f"  R0 {best.first:.1%}; A {a}; B {b}; C_mid {c} {unit}",
+      f"  R0 {best.first:{form}}; A {a}; B {b}; C_mid {c} {unit}",
   ]
   low, high = limits[:, 0]
-  if high - low > 0.1:
+  if high - low > 0.1 * (curve.high - curve.low):
     out.append(
         "  The run does not determine its asymptote: more rl.steps, or more"
         " evaluate.interim_prompts."
@@ -193,11 +210,13 @@ def report(workdir: pathlib.Path, axis: str) -> list[str]:
         f"  The first half has {count} evaluations; to predict the rest it"
         f" needs {LEAST}.",
     ]
-  errors = np.abs(fit(half)(curve.cost_S) - curve.accuracy_S)[count:]
+  errors = np.abs(fit(half)(curve.cost_S) - curve.score_S)[count:]
+  mean = errors.mean()
+  shown = f"{100 * mean:.1f} points" if curve.share else f"{mean:.2g}"
   return [
       *out,
       "  Fitted to the first half, the curve predicts the rest with a mean"
-      f" error of {100 * errors.mean():.1f} points.",
+      f" error of {shown}.",
   ]
 
 

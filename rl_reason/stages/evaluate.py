@@ -345,8 +345,8 @@ def _by_budget(
   out, shown = {}, []
   for tokens in sorted({max(limit // n, 1) for n in (8, 4, 2, 1)}):
     mean, half = within_budget(responses, tokens)
-    name = f"{responses.name}/within_{tokens}_tokens"
-    out[f"val-aux/{name}/mean@{mean_of}"] = mean
+    name = f"val-aux/{responses.name}/within_{tokens}_tokens/mean@{mean_of}"
+    out |= {name: mean, f"{name}/ci95": half}
     shown.append(f"{tokens}: {mean:.1%} +- {100 * half:.1f}")
   say(
       f"{responses.name}, mean@{mean_of} by the maximum of tokens:"
