@@ -318,6 +318,24 @@ def test_prompts_of_files_retire(stream, monkeypatch, name):
     prompts.draw(1)
 
 
+@of_each_set
+def test_what_a_file_says_is_solved_retires(stream, name):
+  """A rate of .9 counts as one solved round, until a round says otherwise."""
+  rates, options = [0.9, 0.5, 0.5], dict(retire_rate=0.9, cycle=True)
+  prompts, found = stream(name, rates, retire_after=1, **options)
+  _, drawn = prompts.draw(6)
+  assert found[0] not in drawn and {*drawn} == {*found[1:]}
+  prompts, found = stream(name, rates, retire_after=2, **options)
+  prompts.update([found[0]], [0.5], [3.0])
+  prompts.update([found[0]], [1.0], [3.0])
+  assert found[0] in prompts.draw(6)[1]
+  prompts.update([found[0]], [1.0], [3.0])
+  assert found[0] not in prompts.draw(6)[1]
+  prompts, found = stream(name, rates, retire_after=2, **options)
+  prompts.update([found[0]], [1.0], [3.0])
+  assert found[0] not in prompts.draw(6)[1]
+
+
 def shares(prompts, found, count=600):
   """The share of each row in the next draws."""
   _, drawn = prompts.draw(count)

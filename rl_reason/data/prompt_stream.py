@@ -49,7 +49,7 @@ class PromptStream:
     self._priority, self._seed = priority, seed
     self._seen = self._passed = 0  # rows by priority, since `counts`
     self._averages: dict[str, list[float]] = {}  # type: accuracy, length
-    self._solved: dict[str, int] = {}  # prompt: times solved in a row
+    self._solved: dict[str, int] = {}  # prompt: rounds solved in a row
 
   def get_state(self) -> dict:
     """The state for a checkpoint, as JSON."""
@@ -81,8 +81,7 @@ class PromptStream:
     ids, rows, passed = [], [], 0
     while len(rows) < count:
       (prompt_id, row), *_ = next(self._iterator)
-      solved = self._solved.get(str(prompt_hash(row)), 0)
-      retired = solved >= (self._retire_after or np.inf)
+      retired = self._times_solved(row) >= (self._retire_after or np.inf)
       if not retired and self._is_due(prompt_id, row):
         ids.append(prompt_id)
         rows.append(row)
@@ -168,9 +167,21 @@ class PromptStream:
       self._averages[name] = [
           decay * a + weight * b for a, b in zip(old, new, strict=True)
       ]
-      solved = self._solved.pop(str(prompt_hash(row)), 0)
-      if accuracy >= self._retire_rate and self._retire_after:
-        self._solved[str(prompt_hash(row))] = solved + 1
+      if self._retire_after:
+        solved = accuracy >= self._retire_rate
+        times = self._times_solved(row) + 1 if solved else 0
+        self._solved.pop(str(prompt_hash(row)), None)
+        if times or self._types == "pass_rate":  # a round outdoes the file
+          self._solved[str(prompt_hash(row))] = times
+
+  def _times_solved(self, row: Row) -> int:
+    """The rounds in a row in which a prompt was solved.
+
+    A prompt that its file says is solved has been solved once.
+    """
+    rate, _ = self._measured(row)
+    solved = rate is not None and rate >= self._retire_rate
+    return self._solved.get(str(prompt_hash(row)), int(solved))
 
   def _measured(self, row: Row) -> Pair:
     """Accuracy and length that the file of a prompt says; None: not known."""
