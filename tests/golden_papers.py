@@ -335,7 +335,15 @@ PAPERS = {
     "gdpo": Paper(gdpo, whiten=True, scores=SCORES),
     "lite_ppo": LITE_PPO,
     "scale_rl": dataclasses.replace(
-        LITE_PPO, loss=cispo, reduction="prompt_token_mean"
+        LITE_PPO,
+        loss=cispo,
+        reduction="prompt_token_mean",
+        fields={
+            "model.logits_dtype": "float32",
+            "dynamic_sampling.enabled": True,
+            "dynamic_sampling.shortfall": "pad",  # dropped, not replaced
+            "rollout.retire_rate": 0.9,
+        },
     ),
 }
 

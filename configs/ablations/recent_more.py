@@ -12,6 +12,7 @@ KL = {"kl.kind": "k3", "kl.coef": 0.04}  # as in DeepSeekMath
 ROWS = (
     ("grpo", GRPO, {}),
     ("scale_rl", "configs/scale_rl.py", {}),
+    ("scale_rl, interruptions", "configs/scale_rl.py:interrupt", {}),
     ("deepseek_v3_2", "configs/deepseek_v3_2.py", {}),
     ("otb", "configs/otb.py", {}),
     ("opo", "configs/opo.py", {}),
