@@ -260,14 +260,15 @@ def test_a_plain_sum_of_rewards_says_the_share_of_each():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"advantage.name": "leave_one_out"}, True),
-        ({"reward.functions": "length,steps"}, True),
-        ({"reward.functions": "length,length*2"}, False),
-        ({"reward.functions": ""}, False),
-        ({"advantage.name": "gdpo"}, False),  # has shares of its own
-        ({"advantage.name": "gae"}, False),
-        ({"advantage.name": "rank"}, False),
-        ({"reward.process": "rewards"}, False),
+        ({"advantage.name": "leave_one_out"}, "deviation"),
+        ({"reward.functions": "length,steps"}, "deviation"),
+        ({"reward.functions": "length,length*2"}, ""),
+        ({"reward.functions": ""}, ""),
+        ({"advantage.name": "gdpo"}, ""),  # has shares of its own
+        ({"advantage.name": "gae"}, "linear"),
+        ({"advantage.name": "gae", "environment.name": "calculator"}, ""),
+        ({"advantage.name": "rank"}, ""),
+        ({"reward.process": "rewards"}, ""),
     ],
 )
 def test_which_sums_say_the_share_of_each_reward(changes, said):

@@ -21,7 +21,8 @@ from by_hand import (
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason.algorithms import advantages, variants
+from rl_reason.algorithms import advantage_variants, advantages, variants
+from rl_reason.base.structs import call_by_name
 
 
 def variant(name, *inputs, **keywords):
@@ -451,6 +452,54 @@ def test_with_shares_by_hand(dtype, name, share):
       "reward/outcome/advantage_share": share,
       "reward/outcome/mean": 1 / 3,
       "reward/outcome/std": outcome[:6].std(),
+  }
+  assert metrics == pytest.approx(wanted, rel=1e-5)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "name, share",
+    [
+        # The verdict adds 1, 1 and -1, and b adds 0, 0 and 1: means of 1/3.
+        ("returns_to_go", (8 / 3) / 4),
+        ("opo", (8 / 3) / 4),
+        # With lambda 1/2 the first token has half: 1/2, 1 and -1, of mean 1/6.
+        ("gae", (7 / 3) / (11 / 3)),
+    ],
+)
+def test_with_linear_shares_by_hand(dtype, name, share):
+  """R is the verdict + b / 2; responses of two tokens and one, and padding.
+
+  The critic's values change the advantage, and no share.
+  """
+  outcome, b = np.array([1, -1, 9], dtype), np.array([0, 2, 7], dtype)
+  lengths_B = np.array([2, 1, 2])
+  mask_BT = np.arange(2) < lengths_B[:, None]
+  rewards_B = outcome + b / 2
+  last_BT = np.arange(2) == lengths_B[:, None] - 1
+  rows = dict(
+      rewards_B=rewards_B,
+      rewards_BT=(last_BT * rewards_B[:, None]).astype(dtype),
+      values_BT=np.array([[0.3, 0.8], [0.1, 0], [5, 5]], dtype),
+      mask_BT=mask_BT,
+      valid_B=np.array([True, True, False]),
+      groups_B=np.array([0, 0, -1]),
+      parts={"outcome": (0 * outcome, 1.0), "b": (b, 0.5)},
+  )
+  where = advantages if hasattr(advantages, name) else advantage_variants
+  args = dict(gamma=1.0, lam=0.5) if name == "gae" else {}
+  function = functools.partial(getattr(where, name), **args)
+  with jax.enable_x64(dtype == "float64"):
+    got, metrics = jax.jit(
+        functools.partial(variants.with_linear_shares, advantage=function)
+    )(rows)
+    alone = jax.jit(functools.partial(call_by_name, function))(rows)
+    np.testing.assert_array_equal(got, alone)
+  wanted = {
+      "reward/b/advantage_share": 1 - share,
+      "reward/outcome/advantage_share": share,
+      "reward/outcome/mean": 0,
+      "reward/outcome/std": 1,
   }
   assert metrics == pytest.approx(wanted, rel=1e-5)
 

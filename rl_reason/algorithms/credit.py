@@ -201,7 +201,7 @@ def assign(
       rows["values_BT"] = call_by_name(value_mixture, inputs)
 
   # Advantages: one number of a response goes to all of its tokens.
-  found = call_by_name(advantage, rows)
+  found = call_by_name(advantage, rows | dict(rows=rows))
   if isinstance(found, tuple):
     metrics |= found[1]
     found = found[0]

@@ -17,6 +17,7 @@ from rl_reason.algorithms.reductions import (
     group_sum,
     masked_mean,
 )
+from rl_reason.algorithms.rewards import per_token
 from rl_reason.base.structs import (
     Array,
     NonNegative,
@@ -141,7 +142,7 @@ def shares(terms: Mapping[str, Array], valid_B: Array) -> dict[str, Array]:
 
   Args:
     terms: terms of the advantage, [B], by the names of the parts.
-    valid_B: [B] bool, False for padding rows.
+    valid_B: [B] bool, False for padding rows; or [B, T], of terms [B, T].
   """
   sizes = {k: jnp.where(valid_B, jnp.abs(x), 0).sum() for k, x in terms.items()}
   total = jnp.maximum(sum(sizes.values()), 1e-9)
@@ -181,18 +182,60 @@ def with_shares(
   def deviation(x_B):
     return x_B - group_sum(x_B, groups_B) / size_B
 
-  added = {
-      name: weight * part_B
-      for name, (part_B, weight) in parts.items()
-      if name != "outcome"
-  }
-  added["outcome"] = rewards_B - sum(added.values())
+  added = _added(rewards_B, parts)
   total_B = group_sum(jnp.abs(deviation(rewards_B)), groups_B)
   scale_B = group_sum(jnp.abs(advantages_B), groups_B)
   scale_B = scale_B / jnp.where(total_B > 0, total_B, 1)
   terms = {name: scale_B * deviation(x_B) for name, x_B in added.items()}
   metrics = shares(terms, valid_B)
   return advantages_B, metrics | spread("outcome", added["outcome"], valid_B)
+
+
+def with_linear_shares(
+    rows: Mapping[str, Any], *, advantage: Callable[..., Array]
+) -> tuple[Array, dict[str, Array]]:
+  """An advantage A that is linear in the reward, and what each part adds to it.
+
+  The term of a part r of weight w is A(w r) - A(0), minus its mean over the
+  tokens of all rows, as `reductions.whiten` subtracts it: the constant part of
+  a reward teaches nothing, and a critic's values are of no part.
+
+  Args:
+    rows: the arrays that `credit.assign` gives to an advantage, parts
+      (`reward_parts`) among them.
+    advantage: one of these functions, keywords bound.
+
+  Returns:
+    as `with_shares`.
+  """
+  mask_BT = (rows["mask_BT"] > 0) & rows["valid_B"][:, None]
+  added = _added(rows["rewards_B"], rows["parts"])
+
+  def of(reward_B):
+    rewards_BT = per_token(reward_B, mask_BT, jnp.zeros(mask_BT.shape), 0.0)
+    changes = dict(rewards_B=reward_B, rewards_BT=rewards_BT)
+    found = call_by_name(advantage, dict(rows) | changes)
+    return found if found.ndim == 2 else found[:, None] * mask_BT
+
+  nothing_BT = of(jnp.zeros_like(rows["rewards_B"]))
+  terms = {name: of(x_B) - nothing_BT for name, x_B in added.items()}
+  terms = {k: x_BT - masked_mean(x_BT, mask_BT) for k, x_BT in terms.items()}
+  metrics = shares(terms, mask_BT)
+  metrics |= spread("outcome", added["outcome"], rows["valid_B"])
+  return call_by_name(advantage, rows), metrics
+
+
+def _added(
+    rewards_B: Array, parts: Mapping[str, tuple[Array, Array]]
+) -> dict[str, Array]:
+  """The weighted parts of a reward, [B]; `outcome` is the rest of it."""
+  added = {
+      name: weight * part_B
+      for name, (part_B, weight) in parts.items()
+      if name != "outcome"
+  }
+  added["outcome"] = rewards_B - sum(added.values())
+  return added
 
 
 # --- values ------------------------------------------------------------------

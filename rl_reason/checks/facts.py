@@ -106,20 +106,33 @@ def differ(c, types: Iterable[str]) -> bool:
   return len(set(types)) > 1
 
 
-def shares_advantage(c) -> bool:
-  """Whether a plain sum of several rewards says the share of each.
+# Advantages that are the deviation of the reward from the mean of its group, up
+# to a scale of the group; and those that are linear in the reward.
+DEVIATIONS = "group_mean", "group_norm", "group_mean_batch_std", "leave_one_out"
+LINEAR = (
+    *("returns_to_go", "gae", "gae_length_adaptive", "gae_exp_complexity"),
+    *("opo", "optimal_token_baseline", "length_weighted", "quality_weighted"),
+)
 
-  The advantage is the deviation of the sum from the mean of its group, up to a
-  scale of the group; `gdpo` says the shares of its own terms.
+
+def shares_advantage(c) -> str:
+  """How a plain sum of several rewards says the share of each in the advantage.
+
+  Returns:
+    'deviation' or 'linear', as above; '' if it does not. `gdpo` says the shares
+    of its own terms.
   """
   labels = [x.label for x in reward_terms.terms(c.reward.functions)]
-  deviations = "group_mean", "group_norm", "group_mean_batch_std"
-  return (
-      c.advantage.name in (*deviations, "leave_one_out")
-      and c.reward.process == "none"
+  several = (
+      c.reward.process == "none"
       and len({*labels, "outcome"}) == len(labels) + 1  # names of metrics
       and len(labels) + (not no_verifier(c)) > 1
   )
+  if several and c.advantage.name in DEVIATIONS:
+    return "deviation"
+  # In an environment rewards stand at the ends of turns.
+  linear = c.advantage.name in LINEAR and not environment(c)
+  return "linear" if several and linear else ""
 
 
 def discount(c) -> float:

@@ -141,7 +141,10 @@ def credit(
   """Arrays of `credit_inputs` -> rewards, advantages, returns and metrics."""
   advantage = functions.bind("advantage", c.advantage)
   if shared := facts.shares_advantage(c):
-    advantage = functools.partial(variants.with_shares, advantage=advantage)
+    with_shares = variants.with_shares
+    if shared == "linear":
+      with_shares = variants.with_linear_shares
+    advantage = functools.partial(with_shares, advantage=advantage)
   assign = functools.partial(
       credit_lib.assign,
       advantage=advantage,
