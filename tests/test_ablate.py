@@ -325,6 +325,11 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
   assert [x["seed"] for x in more["runs"]] == [1, 1, 2, 2, 3, 3]
   assert more["runs"][:4] == data["runs"] and more["mixed"] == []
   assert more["runs"][5]["differs"] == {"optimizer.lr": 0.4}
+  # One more seed alone: the file keeps the others.
+  code = ablate.main([*other, "--config.seeds=4"], child)
+  more = json.loads(out.read_text())
+  assert code == 0 and more["seeds"] == [1, 2, 3, 4]
+  assert [x["seed"] for x in more["runs"]] == [1, 1, 2, 2, 3, 3, 4, 4]
   # The data are of other fields, or there is nothing to add.
   out.write_text(json.dumps(more | dict(reference="high")))
   assert ablate.main(other, child) == 2

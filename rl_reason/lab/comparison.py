@@ -79,17 +79,21 @@ def collect(
     runs.append(run | series)
     environments.append(machine.read(place))
   mixed: Sequence[str] = ()
+  seeds = [*c.seeds]
   if known:
     environments = [kept["environment"], *environments]
     accuracy, mixed = kept["accuracy"], kept["mixed"]
-    order = [(seed, row) for seed in c.seeds for row, *_ in c.rows]
+    seeds = [*dict.fromkeys((*(x["seed"] for x in kept["runs"]), *seeds))]
+    if set(seeds) == set(c.seeds):
+      seeds = [*c.seeds]
+    order = [(seed, row) for seed in seeds for row, *_ in c.rows]
     runs += kept["runs"]
     runs.sort(key=lambda x: order.index((x["seed"], x["row"])))
   common = environments[0] if environments else {}
   return ({"ended": dict(ended)} if ended else {}) | dict(
       title=c.title,
       question=c.question,
-      seeds=list(c.seeds),
+      seeds=seeds,
       reference=c.reference,
       common=config_lib.flat(c.common),
       rows=[list(row) for row in c.rows],
@@ -107,10 +111,10 @@ def collect(
 
 
 def kept(c, path: pathlib.Path) -> dict[str, Any]:
-  """The data of a file, with the runs that an ablation would make again.
+  """The data of a file, with the runs of all seeds that stay part of a study.
 
-  A run counts if its row, its seed, and the fields that all rows share are
-  part of the ablation.
+  A run counts if its row, and the fields that all rows share, are part of the
+  ablation.
 
   Raises:
     ConfigError: the file is of another reference or of other shared fields.
@@ -134,8 +138,7 @@ def kept(c, path: pathlib.Path) -> dict[str, Any]:
           " ablation; give another --out"
       )
   rows = [row[0] for row in data["rows"] if row in now["rows"]]
-  runs = [x for x in data["runs"] if x["row"] in rows and x["seed"] in c.seeds]
-  return data | dict(runs=runs)
+  return data | dict(runs=[x for x in data["runs"] if x["row"] in rows])
 
 
 def _columns(lines, spent, names) -> dict[str, list]:
