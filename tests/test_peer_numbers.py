@@ -103,6 +103,27 @@ def test_opo():
   close(np.asarray(got_B)[:, None] * mask_BT, wanted_BT, rtol=1e-12)
 
 
+@pytest.mark.parametrize("zero_tail", [0, 1])
+def test_otb(zero_tail):
+  """Token 3 of response 2 is reached by no other response of its group."""
+  mask_BT = np.arange(4) < arrays.LENGTHS[:, None]
+  last_BT = np.arange(4) == arrays.LENGTHS[:, None] - 1
+  with jax.enable_x64(True):
+    inputs = (
+        arrays.REWARDS,
+        last_BT * arrays.REWARDS[:, None],
+        arrays.GROUPS,
+        np.log(arrays.PROBS),
+        arrays.SQUARES,
+        mask_BT,
+    )
+    got_BT = advantage_variants.optimal_token_baseline(
+        *map(jnp.asarray, inputs), zero_tail=zero_tail
+    )
+  wanted_BT = KNOWN["verl"]["numbers"]["otb"][zero_tail]
+  close(got_BT, wanted_BT, rtol=1e-12, atol=1e-12)
+
+
 def test_gdpo():
   """verl whitens over tokens, as `advantage.whiten` does."""
   mask_BT = jnp.arange(4) < arrays.LENGTHS[:, None]

@@ -33,6 +33,9 @@ PARTS = dict(
     style=[0.5, 0.25, 0.75, 0.5, 0.1, 0.9, 0.3, 0.3],
 )
 WEIGHTS = dict(correct=1.0, style=0.5)
+# Of their tokens: probabilities, and the sums of squares over the vocabulary.
+PROBS = np.linspace(0.1, 0.95, 32).reshape(8, 4)
+SQUARES = PROBS**2 + 0.3 * (1 - PROBS) ** 2
 
 
 def _gradient(function) -> dict:
@@ -174,6 +177,14 @@ def verl() -> dict:
   last = torch.tensor(1.0 * (np.arange(4) == LENGTHS[:, None] - 1))
   outcome = last * torch.tensor(REWARDS)[:, None]
   ones = torch.ones(8, 1)
+
+  def otb(zero_tail):
+    logps, squares = torch.tensor(np.log(PROBS)), torch.tensor(SQUARES)
+    arrays = outcome, tokens, GROUPS, logps, squares
+    return core.compute_optimal_token_baseline_advantage(
+        *arrays, handle_zero_tail=zero_tail
+    )[0].tolist()
+
   return dict(
       dppo=loss(core.compute_policy_loss_dppo_tv, 0.2),
       gmpo=loss(core.compute_policy_loss_geo_mean, 0.4),
@@ -185,6 +196,7 @@ def verl() -> dict:
       opo=core.compute_opo_outcome_advantage(outcome, tokens, GROUPS)[
           0
       ].tolist(),
+      otb=[otb(False), otb(True)],
       gdpo=core.compute_gdpo_outcome_advantage(
           outcome,
           tokens,
