@@ -1,11 +1,12 @@
 """The accuracy of a trained policy in each precision of `--stage=export`.
 
-  python -m bench.export_precision            # 8 runs of DAPO; resumable
+  python -m bench.export_precision --runs=runs/ablations/baselines
   python -m bench.export_precision --table    # only the table, from JSON
 
-Every policy is evaluated as it was trained and as bfloat16, int8 and int4 on
-the same prompts and the same noise, so that differences are paired by prompt.
-Writes results/export_precision.{json,md}.
+The policies are those of the DAPO row of configs/ablations/baselines.py, whose
+runs must have ended. Every policy is evaluated as it was trained and in the
+other precisions on the same prompts and the same noise. Hypotheses:
+results/plans/export_precision.md. Writes results/export_precision.{json,md}.
 """
 
 import json
@@ -13,46 +14,41 @@ import pathlib
 import subprocess
 import sys
 
-from bench import results, runs
+from bench import results
 from rl_reason.lab import ablate, comparison
 
 NAME = "export_precision"
-RUNS = results.RUNS / NAME
-SEEDS = ablate.fresh_seeds("rl_reason export precision", 8)
-STEPS = 30
+SEEDS = ablate.fresh_seeds("rl_reason baselines", 8)
 PRECISIONS = "same", "bfloat16", "int8", "int4"
 SCORES = "mean@4", "greedy"
 SET = "val-core/arithmetic/acc"
 
 
-def workdir(seed: int) -> pathlib.Path:
-  """Returns the work directory of a run."""
-  return RUNS / f"dapo-{seed}"
-
-
-def evaluated(seed: int, precision: str) -> dict:
+def evaluated(workdir: pathlib.Path, precision: str) -> dict[str, float]:
   """Evaluates the newest checkpoint of a run in a precision."""
   command = [sys.executable, "-m", "rl_reason.main", "--stage=evaluate"]
-  command += [f"--workdir={workdir(seed)}", "--step=newest"]
+  command += [f"--workdir={workdir}", "--step=newest"]
   name = "evaluation-newest"
   if precision != "same":
     command.append(f"--config.export.precision={precision}")
     name += f",export.precision={precision}"
   subprocess.run(command, check=True, cwd=results.ROOT)
-  values = json.loads((workdir(seed) / f"{name}.json").read_text())
-  scores = {x: values[f"{SET}/{x}"] for x in SCORES}
-  return dict(seed=seed, precision=precision, scores=scores)
+  values = json.loads((workdir / f"{name}.json").read_text())
+  return {x: values[f"{SET}/{x}"] for x in SCORES}
 
 
-def measure_all(_) -> dict:
-  """Trains what is missing, and evaluates all policies."""
-  fields = {"rl.steps": STEPS, "evaluate.every": 0}
-  made = [
-      runs.run("configs/dapo.py", workdir(seed), fields | {"seed": seed})
-      for seed in SEEDS
-  ]
-  runs.make(made, parallel=2)
-  found = [evaluated(seed, name) for seed in SEEDS for name in PRECISIONS]
+def measure_all(flags) -> dict:
+  """Evaluates all policies."""
+  found = []
+  for seed in SEEDS:
+    workdir = flags.runs / f"dapo-{seed}"
+    if not workdir.exists():
+      raise SystemExit(
+          f"{workdir}: no run; configs/ablations/baselines.py first"
+      )
+    for name in PRECISIONS:
+      scores = evaluated(workdir.absolute(), name)
+      found.append(dict(seed=seed, precision=name, scores=scores))
   return dict(
       command=f"python -m bench.{NAME}",
       environment=results.environment(),
@@ -68,8 +64,8 @@ def page(result: dict) -> list[str]:
       "# The accuracy of exported precisions",
       "",
       f"Made by `{result['command']}`; data in `{NAME}.json`. DAPO on the"
-      f" built-in task, {STEPS} steps, {len(result['seeds'])} seeds"
-      f" ({', '.join(map(str, result['seeds']))}); 1,000 held-out prompts."
+      f" built-in task, 30 steps, {len(result['seeds'])} seeds"
+      f" ({', '.join(map(str, result['seeds']))}); 500 held-out prompts."
       " Differences from the policy as it was trained are paired by seed, with"
       " 95% intervals (Student's t), in points.",
       "",
@@ -94,4 +90,14 @@ def page(result: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-  results.main(__doc__, NAME, measure_all, page)
+  results.main(
+      __doc__,
+      NAME,
+      measure_all,
+      page,
+      flags=lambda parser: parser.add_argument(
+          "--runs",
+          type=pathlib.Path,
+          default=results.RUNS / "ablations/baselines",
+      ),
+  )
