@@ -182,6 +182,32 @@ def test_bases_that_rows_share(plan, field, value, sft, critic):
   assert plan(CRITIC, {field: value}, name="other")[0] == [a, b]
 
 
+def test_bases_start_a_few_seeds_ahead_of_their_rows():
+  """With two processes, the bases of two seeds; one has a base of its own."""
+
+  def job(name, *bases, row=""):
+    return jobs.Job(name, pathlib.Path(name), [], {}, tuple(bases), row)
+
+  bases = [job(f"sft{n}") for n in range(3)]
+  bases += [job(f"critic{n}", bases[n].workdir) for n in range(3)]
+  rows = [
+      job(f"{row}{n}", *(x.workdir for x in found), row=row)
+      for n in range(3)
+      for row, found in (("a", bases[n : n + 1]), ("b", bases[n + 3 : n + 4]))
+  ]
+  names = lambda ahead: [  # noqa: E731
+      x.name for x in jobs.ordered(bases, rows, ahead)
+  ]
+  assert names(2) == (
+      "sft0 critic0 a0 sft1 b0 critic1 a1 sft2 b1 critic2 a2 b2".split()
+  )
+  assert names(9)[6:] == "a0 b0 a1 b1 a2 b2".split()
+  assert names(9)[:6] == ("sft0 critic0 sft1 critic1 sft2 critic2".split())
+  # A base that is a row needs no other row.
+  alone = job("c", row="c")
+  assert [x.name for x in jobs.ordered([alone], [], 2)] == ["c"]
+
+
 def test_bases_come_first_and_rows_reuse_them(plan):
   (a, b), found = plan({}, CRITIC)
   assert a == b[:1] and len(b) == 2

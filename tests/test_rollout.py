@@ -340,6 +340,7 @@ def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_kept_rows_read_only_what_is_new(long):
   """As if all were read again; observations of 0 to 99 tokens."""
   rng = np.random.default_rng(0)

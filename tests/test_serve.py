@@ -245,6 +245,7 @@ def test_a_stream_is_the_whole_answer(serve):
     assert ends == [None] * (len(ends) - 1) + [want["finish_reason"]]
 
 
+@pytest.mark.slow
 def test_filters_of_a_request(serve):
   """As the sampler's, whatever other requests ask for at the same time."""
   client = serve()

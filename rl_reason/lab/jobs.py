@@ -171,9 +171,9 @@ def run(
         on_finished()
     return good
 
-  # Bases come first, so that few threads wait for one. The pool is first in,
-  # first out: a base has started before a thread waits for it.
-  order = sorted(bases, key=lambda x: len(x.bases)) + rows
+  # The pool is first in, first out: a base has started before a thread waits
+  # for it.
+  order = ordered(bases, rows, parallel)
   results: dict[pathlib.Path, futures.Future] = {}
   with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
     for job in order:
@@ -183,6 +183,43 @@ def run(
   if stop.is_set():
     return []
   return [x.name for x in order if not results[x.workdir].result()]
+
+
+def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
+  """Bases and rows in the order in which they start.
+
+  Rows with the same bases, such as the rows of a seed, are a group. The bases
+  of a group start `ahead` groups before its rows, so that few processes wait
+  for one, and a study that is cut short has whole groups.
+
+  Args:
+    bases: jobs that rows, or other bases, need.
+    rows: the other jobs.
+    ahead: number of groups.
+  """
+  places = {x.workdir: x for x in bases}
+  groups: dict[tuple[pathlib.Path, ...], list[Job]] = {}
+  for row in rows:
+    groups.setdefault(tuple(x for x in row.bases if x in places), []).append(
+        row
+    )
+  order: dict[pathlib.Path, Job] = {}
+
+  def add(job: Job) -> None:
+    for place in job.bases:
+      if place in places:
+        add(places[place])
+    order.setdefault(job.workdir, job)
+
+  for n, group in enumerate(groups.values()):
+    for needed in [*groups][: n + max(ahead, 1)]:
+      for place in needed:
+        add(places[place])
+    for row in group:
+      add(row)
+  for base in bases:  # of no other row: they are rows themselves
+    add(base)
+  return [*order.values()]
 
 
 # Topology of the chips of a TPU process by their number, for libtpu.
