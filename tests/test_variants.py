@@ -23,6 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import advantage_variants, advantages, variants
 from rl_reason.base.structs import call_by_name
+from rl_reason.checks import facts
 
 
 def variant(name, *inputs, **keywords):
@@ -502,6 +503,33 @@ def test_with_linear_shares_by_hand(dtype, name, share):
       "reward/outcome/std": 1,
   }
   assert metrics == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", facts.LINEAR)
+def test_the_listed_advantages_are_linear_in_the_reward(name):
+  """A(x + y) + A(0) = A(x) + A(y); a group of equal rewards has none."""
+  rng = np.random.default_rng(0)
+  mask_BT = np.arange(5) < np.array([5, 3, 4, 1, 2, 5])[:, None]
+  last_BT = np.cumsum(mask_BT, 1) == mask_BT.sum(1, keepdims=True)
+  last_BT &= mask_BT
+  rows = dict(
+      values_BT=rng.normal(size=mask_BT.shape),
+      logps_BT=np.log(rng.uniform(0.1, 0.9, mask_BT.shape)),
+      squares_BT=rng.uniform(0.1, 0.9, mask_BT.shape),
+      groups_B=np.array([0, 0, 0, 1, 1, 1]),
+      types_B=np.array([0, 0, 0, 1, 1, 1]),
+      mask_BT=mask_BT,
+  )
+  where = advantages if hasattr(advantages, name) else advantage_variants
+
+  def of(reward_B):
+    changed = dict(rewards_B=reward_B, rewards_BT=last_BT * reward_B[:, None])
+    with jax.enable_x64(True):
+      inputs = jax.tree.map(jax.numpy.asarray, rows | changed)
+      return np.asarray(call_by_name(getattr(where, name), inputs))
+
+  x_B, y_B = rng.normal(size=(2, 6))
+  close(of(x_B + y_B) + of(0 * x_B), of(x_B) + of(y_B), atol=1e-9)
 
 
 def test_observed_by_hand():
