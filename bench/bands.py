@@ -3,8 +3,9 @@
   python -m bench.bands   # writes rl_reason/monitoring/bands.json
 
 A config has the band of 16 runs: of results/table.json (accuracy, and reward,
-length and entropy of each step), or else of results/seeds.json (accuracy).
-Other configs are listed without a band, and their runs say so.
+length and entropy of each step), of results/seeds.json (accuracy), or of
+results/xor.json (accuracy, and length and entropy of each step). Other configs
+are listed without a band, and their runs say so.
 
 Shapes here: N seeds; D values of a run, all metrics and steps.
 """
@@ -24,7 +25,12 @@ from rl_reason.monitoring import bands
 PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
 SEEDS = 16
 EDGE = 0.002  # keeps log-odds of 0 and 1 finite
-CONFIGS = (*algorithms.NAMES, "countdown", "calculator", "guess", "lines")
+CONFIGS = (
+    *(*algorithms.NAMES, "countdown", "calculator", "guess", "lines"),
+    *("sapo", "gmpo", "luspo", "dppo", "vespo", "gdpo", "pass_at_k", "opo"),
+    *("w_reinforce", "otb", "deepseek_v3_2", "m2po", "scale_rl"),
+    *("xor", "chain"),
+)
 ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json
 # Rows of the table that are the config of a task.
 TASKS = {"countdown": "countdown", "calculator": "calculator"}
@@ -97,11 +103,27 @@ def of_seeds(config: str) -> Curves:
   return {bands.ACCURACY: (runs[0]["steps"], accuracy_NS)}
 
 
+def of_parities() -> Curves:
+  """The curves of DAPO in results/xor.json."""
+  runs = [x for x in results.read("xor").get("runs", []) if x["name"] == "DAPO"]
+  steps = range(1, 1 + min(len(x["rl"]["length"]) for x in runs))
+  metrics = {"length": "response_length/mean", "entropy": "actor/entropy"}
+  return {
+      bands.ACCURACY: (runs[0]["steps"], np.array([x["mean@4"] for x in runs]))
+  } | {
+      key: (list(steps), np.array([x["rl"][name] for x in runs]))
+      for name, key in metrics.items()
+  }
+
+
 def entry(config: str, base: dict[str, Any]) -> dict[str, Any]:
   """What bands.json has for a config."""
   fields = _flat(config)
-  curves = of_table(config) or of_seeds(config)
-  source = "table" if of_table(config) else "seeds"
+  found = dict(table=of_table(config), seeds=of_seeds(config))
+  if config == "xor":
+    found["xor"] = of_parities()
+  source = next((name for name, x in found.items() if x), "seeds")
+  curves = found[source]
   out = dict(
       fields={k: x for k, x in fields.items() if base.get(k) != x},
       absent=[k for k in base if k not in fields],
