@@ -510,13 +510,18 @@ def page(data: dict) -> list[str]:
 
 def _footer(data: dict) -> list[str]:
   """Commits of runs and bandit, and the machine."""
-  commits = sorted({x["commit"][:12] for x in data["runs"]})
+  commits = collections.Counter(
+      x["commit"][:12]
+      + " with uncommitted changes" * x["commit"].endswith("-dirty")
+      for x in data["runs"]
+  )
   made = collections.Counter(x["seed"] for x in data["runs"])
   total = len(wanted(SEEDS))
   seeds = ", ".join(f"{seed} ({made[seed]})" for seed in SEEDS)
   return [
       f"{len(data['runs'])} of {total} runs; seeds and their runs: {seeds}."
-      f" Commits of the runs: {', '.join(commits)}.",
+      " Commits of the runs:"
+      f" {', '.join(f'{x} ({n})' for x, n in sorted(commits.items()))}.",
       "",
       *results.footer(data),
   ]

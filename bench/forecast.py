@@ -57,16 +57,19 @@ class Run(NamedTuple):
     return digest[0] % 2 == 0
 
 
-def curve(run: dict) -> tuple[list[int], list[float]] | None:
-  """Steps and accuracies of the evaluations of a run; None without a curve."""
+def curve(run: dict, data: dict) -> tuple[list[int], list[float]] | None:
+  """Steps and accuracies of the evaluations of a run; None without a curve.
+
+  A study whose runs have the same evaluations keeps their steps in `data`.
+  """
   columns = run.get("evaluate", run)
   if not isinstance(columns, dict):
     return None
-  steps = columns.get("step", columns.get("steps"))
-  accuracy = columns.get("accuracy")
+  steps = columns.get("step", columns.get("steps", data.get("steps")))
+  accuracy = columns.get("accuracy", columns.get("mean@4"))
   if not (isinstance(steps, list) and isinstance(accuracy, list)):
     return None
-  return steps, accuracy
+  return (steps, accuracy) if len(steps) == len(accuracy) else None
 
 
 def runs() -> Iterator[Run]:
@@ -76,14 +79,15 @@ def runs() -> Iterator[Run]:
     if not isinstance(data, dict) or not isinstance(data.get("runs"), list):
       continue
     for x in data["runs"]:
-      found = curve(x) if isinstance(x, dict) and "seed" in x else None
+      known = isinstance(x, dict) and "seed" in x
+      found = curve(x, data) if known else None
       if found is None:
         continue
       steps, accuracy = found
       seen = [y for t, y in zip(*found, strict=True) if t <= SHARE * steps[-1]]
       if len(seen) < 2 or None in (*seen, accuracy[-1]):
         continue  # without RL, or evaluated too late
-      row = x.get("row", x.get("name"))
+      row = x.get("row", x.get("name", str(x.get("cell"))))
       study = f"{path.stem} {x['task']}" if "task" in x else path.stem
       yield Run(study, row, x["seed"], seen[0], seen[-1], accuracy[-1])
 

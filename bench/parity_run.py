@@ -538,7 +538,8 @@ def page(result: dict) -> list[str]:
       " prompts of each rollout, which are the same in both. The sampling noise"
       " is each library's own, so that single runs differ, and only their"
       " distribution over seeds can agree. The reward is the mean of the"
-      f" {PROMPTS * GROUP} responses of a rollout, in points (shares of 100).",
+      f" {PROMPTS * GROUP} responses of a rollout, in points (shares of 100)."
+      " `GRPOLearner` of tunix, which the plan names, was not run.",
       "",
       f"![reward by rollout]({NAME}.png)",
       "",

@@ -44,6 +44,17 @@ def test_a_forecast_learns_on_one_half_and_is_judged_on_the_other(made):
   assert abs(seen["the first 25%: least squares"]["covered"] - 0.9) < 0.08
 
 
+def test_the_page_has_all_committed_runs():
+  """Else: python -m bench.forecast."""
+  found = list(forecast.runs())
+  assert {x.study for x in found} >= {"chain", "credit", "knobs", "xor"}
+  studies = results.read(forecast.NAME)["studies"]
+  assert {k: sum(x) for k, x in studies.items()} == {
+      study: sum(x.study == study for x in found)
+      for study in {x.study for x in found}
+  }
+
+
 def test_who_is_ahead():
   made = []
   for seed in range(6):
