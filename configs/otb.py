@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/otb.py
 
-Held-out accuracy: not measured yet.
+Held-out accuracy: 23% to 82% after 30 of its 40 steps (eight seeds,
+results/recent_more.md).
 """
 
 from rl_reason.configs import base
