@@ -183,29 +183,33 @@ def test_bases_that_rows_share(plan, field, value, sft, critic):
 
 
 def test_bases_start_a_few_seeds_ahead_of_their_rows():
-  """With two processes, the bases of two seeds; one has a base of its own."""
+  """Row b has a base of its own; a resumed study lacks some bases."""
 
   def job(name, *bases, row=""):
-    return jobs.Job(name, pathlib.Path(name), [], {}, tuple(bases), row)
+    return jobs.Job(
+        name, pathlib.Path(name), [], {}, tuple(bases), row, int(name[-1])
+    )
 
   bases = [job(f"sft{n}") for n in range(3)]
   bases += [job(f"critic{n}", bases[n].workdir) for n in range(3)]
   rows = [
-      job(f"{row}{n}", *(x.workdir for x in found), row=row)
+      job(f"{row}{n}", base.workdir, row=row)
       for n in range(3)
-      for row, found in (("a", bases[n : n + 1]), ("b", bases[n + 3 : n + 4]))
+      for row, base in (("a", bases[n]), ("b", bases[n + 3]))
   ]
-  names = lambda ahead: [  # noqa: E731
-      x.name for x in jobs.ordered(bases, rows, ahead)
-  ]
+
+  def names(ahead, bases=bases):
+    return " ".join(x.name for x in jobs.ordered(bases, rows, ahead))
+
   assert names(2) == (
-      "sft0 critic0 a0 sft1 b0 critic1 a1 sft2 b1 critic2 a2 b2".split()
+      "sft0 critic0 sft1 critic1 a0 b0 sft2 critic2 a1 b1 a2 b2"
   )
-  assert names(9)[6:] == "a0 b0 a1 b1 a2 b2".split()
-  assert names(9)[:6] == ("sft0 critic0 sft1 critic1 sft2 critic2".split())
+  assert names(9) == (
+      "sft0 critic0 sft1 critic1 sft2 critic2 a0 b0 a1 b1 a2 b2"
+  )
+  assert names(1, bases[2:3]) == "a0 b0 a1 b1 sft2 a2 b2"
   # A base that is a row needs no other row.
-  alone = job("c", row="c")
-  assert [x.name for x in jobs.ordered([alone], [], 2)] == ["c"]
+  assert jobs.ordered([job("c0", row="c")], [], 2) == [job("c0", row="c")]
 
 
 def test_bases_come_first_and_rows_reuse_them(plan):

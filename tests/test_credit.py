@@ -267,6 +267,8 @@ def test_a_plain_sum_of_rewards_says_the_share_of_each():
         ({"advantage.name": "gdpo"}, ""),  # has shares of its own
         ({"advantage.name": "gae"}, "linear"),
         ({"advantage.name": "gae", "environment.name": "calculator"}, ""),
+        ({"advantage.name": "gae", "critic.fallback": True}, ""),
+        ({"advantage.name": "gae", "kl.place": "reward", "kl.kind": "k1"}, ""),
         ({"advantage.name": "rank"}, ""),
         ({"reward.process": "rewards"}, ""),
     ],

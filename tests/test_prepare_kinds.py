@@ -169,7 +169,7 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
     patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
     c.rollout.max_tokens = 80
     place = prepare.run(c, tmp_path, screen, threading.Event())
-  warned = [x for x in said if "the verifier rejects" in x]
+  warned = [x for x in said if "fails the tests" in x]
   unchecked = [x for x in said if "were not run" in x]
   imitated = [x.response for x in rows(place) if "Add" in x.prompt]
   assert len(imitated) == 2 and imitated[0]
@@ -179,10 +179,8 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
     assert unchecked[0].endswith("data.programs = 2 runs all")
     return
   assert not imitated[1] and not unchecked
-  first, second = warned
-  assert "rejects 1 of the first 2 solutions of mbpp:train" in first
-  assert "as in mbpp.jsonl:2: correct these rows or" in first
-  assert second.startswith("warning: 1 of 2 rows of mbpp:train")
+  (warning,) = warned
+  assert warning.startswith("warning: 1 of 2 rows of mbpp:train")
   assert (
       "rejects the solution of mbpp.jsonl:2." in (place / "data.md").read_text()
   )

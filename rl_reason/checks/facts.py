@@ -130,9 +130,12 @@ def shares_advantage(c) -> str:
   )
   if several and c.advantage.name in DEVIATIONS:
     return "deviation"
-  # In an environment rewards stand at the ends of turns.
-  linear = c.advantage.name in LINEAR and not environment(c)
-  return "linear" if several and linear else ""
+  # In an environment rewards stand at the ends of turns, a KL in the reward at
+  # each token, and a tail without a baseline is not linear.
+  a = c.advantage
+  other = c.kl.place == "reward" and estimates_kl(c) or c.critic.fallback
+  other = other or a.args.get("zero_tail") or environment(c)
+  return "linear" if several and a.name in LINEAR and not other else ""
 
 
 def discount(c) -> float:

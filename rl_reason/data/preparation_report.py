@@ -141,12 +141,12 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
     if t["use"] == "train" and (prompt := t.get("first")):
       shown = prompt[:SHOWN] + "..." * (len(prompt) > SHOWN)
       out.append(f"the first prompt, as the model reads it: {shown!r}")
-    if failing := t.get("failing"):
+    if t["use"] != "train" and (failing := t.get("failing")):
       out.append(
           f"warning: the verifier rejects {len(failing)} of the first"
           f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
           " correct these rows or leave them out, or name another verifier in"
-          " data.kind; RL punishes such responses"
+          " data.kind"
       )
     if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
       out.append(
@@ -156,7 +156,7 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       )
     for reason, count in t["undemonstrated"].items():
       # A verifier that does not read the format of responses fails RL as well.
-      rejected = reason == screening.INCORRECT
+      rejected = reason in (screening.INCORRECT, screening.FAILING)
       if t["use"] == "train" and (learns or rejected):
         mark = "warning: " * rejected
         out.append(f"{mark}{count:,} {rows} have no demonstration: {reason}")

@@ -81,7 +81,9 @@ class RowBuilder:
       )
     response, left_out = example.response, None
     if incorrect:
-      left_out = Fault(screening.INCORRECT, response or example.solution)
+      code = example.kind == "code"
+      reason = screening.FAILING if code else screening.INCORRECT
+      left_out = Fault(reason, response or example.solution)
       response = ""
     wrong_program = incorrect and example.kind == "code"
     if example.solution and not response and not wrong_program:

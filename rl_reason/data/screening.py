@@ -48,6 +48,10 @@ INCORRECT = (
     "the verifier rejects the response, so that SFT does not imitate it and RL"
     " would punish it; data.kind = 'none' imitates all"
 )
+FAILING = (
+    "the program fails the tests of the row, so that SFT does not imitate it"
+    " and RL would punish it; correct the program or the tests"
+)
 
 
 def _normalize(text: str) -> str:

@@ -6,6 +6,7 @@ which `rl_reason.main` writes, records the config of the run.
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -188,21 +189,18 @@ def run(
 def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
   """Bases and rows in the order in which they start.
 
-  Rows with the same bases, such as the rows of a seed, are a group. The bases
-  of a group start `ahead` groups before its rows, so that few processes wait
-  for one, and a study that is cut short has whole groups.
+  The bases of a seed start `ahead` seeds before its rows, so that few processes
+  wait for a base, and a study that is cut short has whole seeds.
 
   Args:
     bases: jobs that rows, or other bases, need.
     rows: the other jobs.
-    ahead: number of groups.
+    ahead: number of seeds.
   """
   places = {x.workdir: x for x in bases}
-  groups: dict[tuple[pathlib.Path, ...], list[Job]] = {}
+  seeds: dict[int, list[Job]] = {}
   for row in rows:
-    groups.setdefault(tuple(x for x in row.bases if x in places), []).append(
-        row
-    )
+    seeds.setdefault(row.seed, []).append(row)
   order: dict[pathlib.Path, Job] = {}
 
   def add(job: Job) -> None:
@@ -211,10 +209,12 @@ def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
         add(places[place])
     order.setdefault(job.workdir, job)
 
-  for n, group in enumerate(groups.values()):
-    for needed in [*groups][: n + max(ahead, 1)]:
-      for place in needed:
-        add(places[place])
+  of_seeds = list(seeds.values())
+  for n, group in enumerate(of_seeds):
+    for row in itertools.chain(*of_seeds[n : n + max(ahead, 1)]):
+      for place in row.bases:
+        if place in places:
+          add(places[place])
     for row in group:
       add(row)
   for base in bases:  # of no other row: they are rows themselves

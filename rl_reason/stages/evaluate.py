@@ -496,18 +496,23 @@ def evaluate(
     sets = {name: rows[:prompts] for name, rows in found.items()}
 
   def responses_to(name: str, rows: list[tasks.Row]) -> Responses:
-    # Each number of samples has a sampler of its own, which is compiled.
+    # Each number of samples has a sampler of its own, which is compiled. More
+    # samples of a prompt leave room for fewer prompts at a time.
     of_set, fields, changed = c, config_lib.flat(c), {}
+    batch = c.evaluate.batch
     if by_protocol:
       changed = published.sampling(rows[0].source, fields)
       of_set = config_lib.unflat(fields | changed)
+      room = batch * (c.evaluate.samples + 1) // (of_set.evaluate.samples + 1)
+      shards = sharding.num_shards(mesh, "batch")
+      batch = -(-min(max(room, 1), batch, len(rows)) // shards) * shards
     return respond(
         functools.partial(sample, of_set),
         tok,
         row_source.task,
         name,
         rows,
-        batch=c.evaluate.batch,
+        batch=batch,
         max_prompt=c.rollout.max_prompt,
         num_lines=c.log.samples,
         progress=progress,

@@ -93,10 +93,13 @@ class _Preparation:
       # imitate, of the whole batch meanwhile.
       found = [x for x in batch if isinstance(x, Example)]
       self._references.submit(found)
+      programs = [x for x in found if self._program(x)]
+      room = max(self._data.programs - tally.programs, 0)
+      texts = {x.where: (x, self._program(x)) for x in programs[:room]}
+      if tally.use == "train":
+        texts |= {x.where: (x, x.response) for x in found if self._answers(x)}
       self._responses = {
-          x.where: self._references.judge(x, text)
-          for x in found
-          if (text := self._demonstration(tally, x))
+          where: self._references.judge(*pair) for where, pair in texts.items()
       }
       for item in batch:
         if self._stop.is_set():
@@ -130,27 +133,31 @@ class _Preparation:
     """The row of an example, without a response that the verifier rejects."""
     pending = self._responses.get(example.where)
     wrong = pending is not None and self._references.rejects(pending)
-    if wrong and example.kind == "code":
-      tally.failing.append(example.where)
-    return self._builder.build(example, tally.use, incorrect=wrong)
+    row = self._builder.build(example, tally.use, incorrect=wrong)
+    if self._program(example) and not isinstance(row, Fault):
+      tally.programs += pending is not None
+      tally.unchecked += pending is None
+      if wrong:
+        tally.failing.append(example.where)
+    return row
 
-  def _demonstration(self, tally: Tally, example: Example) -> str:
-    """The text to compare with the reference answer of an example, or ''.
+  def _answers(self, example: Example) -> bool:
+    """Whether SFT would imitate a response that has a verifier and is no code.
+
+    Of preference pairs both responses stay.
+    """
+    verified = example.answer and example.kind not in ("code", verifiers.NONE)
+    return bool(verified and example.response and not example.rejected)
+
+  def _program(self, example: Example) -> str:
+    """The program of a row of code, or ''.
 
     Programs take long, so that only the first ones of a source run, also those
-    of an evaluation set, which show whether the verifier works. Of preference
-    pairs both responses stay.
+    of an evaluation set, which show whether the verifier works.
     """
-    verified = example.answer and example.kind != verifiers.NONE
-    if not verified or example.rejected:
+    if example.kind != "code" or not example.answer or example.rejected:
       return ""
-    if example.kind != "code":
-      return example.response if tally.use == "train" else ""
-    program = example.response or example.solution
-    room = tally.programs < self._data.programs
-    tally.programs += bool(program) and room
-    tally.unchecked += bool(program) and not room
-    return program if room else ""
+    return example.response or example.solution
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
