@@ -292,7 +292,7 @@ def test_length_that_pays_is_no_fault(rise, alerted):
 
 
 def test_an_entropy_that_collapses_on_the_way_is_named():
-  """Two steps of a committed run; the other runs of its page end solved."""
+  """Two steps of a committed run; no other run of its page has the alert."""
   stem, row, seed = COLLAPSED
   results = json.loads((ROOT / "results" / f"{stem}.json").read_text())
   [run] = [x for x in results["runs"] if (x["row"], x["seed"]) == (row, seed)]
