@@ -56,7 +56,7 @@ def harness_results(
     }
     out["configs"][name] = {
         "task": name,
-        **_sampling(fields | responses.sampling),
+        **_sampling({**fields, **responses.sampling}),
     }
     out["versions"][name] = 1
   return out

@@ -331,7 +331,7 @@ def _responses(
   share_B /= len(found.order_MB)
   out: list[dict[str, Any]] = []
   for b in np.flatnonzero(rows.age_B >= 0):
-    row = samples.row_of_response(row_of, tok, rollouts, b)
+    row = samples.row_of_response(row_of, tok, rollouts, int(b))
     own = arrays["advantages_BT"][b][mask_BT[b]]
     correct = int(rows.correct_B[b])
     out.append(

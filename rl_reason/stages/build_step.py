@@ -141,10 +141,11 @@ def credit(
   """Arrays of `credit_inputs` -> rewards, advantages, returns and metrics."""
   advantage = functions.bind("advantage", c.advantage)
   if shared := facts.shares_advantage(c):
-    with_shares = variants.with_shares
-    if shared == "linear":
-      with_shares = variants.with_linear_shares
-    advantage = functools.partial(with_shares, advantage=advantage)
+    with_shares: dict[str, Callable] = {
+        "deviation": variants.with_shares,
+        "linear": variants.with_linear_shares,
+    }
+    advantage = functools.partial(with_shares[shared], advantage=advantage)
   assign = functools.partial(
       credit_lib.assign,
       advantage=advantage,

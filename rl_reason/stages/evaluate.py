@@ -185,13 +185,14 @@ def _evaluated(
   )
   fields = config_lib.flat(c)
   for x in sets:
-    line = published.line(x.name, x.rows[0], len(x.rows), fields | x.sampling)
+    sampled = {**fields, **x.sampling}
+    line = published.line(x.name, x.rows[0], len(x.rows), sampled)
     if line and x.name not in copies:
       say(line)
     if line := set_table.by_difficulty(x):
       say(line)
     if x.measure == "acc":
-      values |= _by_budget(fields | x.sampling, x, say)
+      values |= _by_budget(sampled, x, say)
   name = which + "".join(
       f",{field}={run_directory.text(value)}"
       for field, value in elsewhere(c, workdir).items()
