@@ -336,7 +336,7 @@ def test_a_cache_has_the_heads_that_kernels_read():
 @pytest.mark.parametrize(
     "kind, goes_on",
     [
-        ("same", False),
+        pytest.param("same", False, marks=SLOW),
         pytest.param("same", True, marks=SLOW),
         pytest.param("int8", True, marks=SLOW),
     ],

@@ -165,6 +165,7 @@ def test_streams_of_others_are_left_alone(capsys):
   assert capsys.readouterr().out == "captured\n"
 
 
+@pytest.mark.slow
 def test_the_command_keeps_its_exit_code(tmp_path):
   """An error line that nobody reads changes it as little."""
   argv = f"{sys.executable} -m rl_reason.main --config=configs/dapo.py"

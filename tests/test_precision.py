@@ -15,6 +15,7 @@ HALF = dataclasses.replace(SMALL, dtype="bfloat16")
 FEW = dict(count=4, longest=48)
 
 
+@pytest.mark.slow
 def test_bfloat16_samples_from_the_policy_that_learns():
   """Where either rounds attention once more, the mean gap is about .03."""
   found = precision.gaps(precision.sharp(HALF, 0), HALF, "same", "same", **FEW)
