@@ -186,6 +186,21 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
   )
 
 
+def test_programs_that_cannot_be_verified_are_said(make, tmp_path):
+  """Their verifier raises here, as without a sandbox; SFT imitates them."""
+  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=["no"])
+  c = make(FIVE[:1], template="math=qwen_boxed,code=code")
+  c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", [test])
+  said = []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(screening.ReferenceChecker, "fault", lambda *_: None)
+    place = prepare.run(c, tmp_path, screen, threading.Event())
+  [warning] = [x for x in said if "verifier failed" in x]
+  assert "failed on 1 programs of mbpp:train" in warning
+  assert [x.response for x in rows(place)][1]
+
+
 def test_responses_that_the_verifier_rejects_are_not_imitated(make, tmp_path):
   """Their questions stay; the screen shows the prompt as the model reads it."""
   pairs = [

@@ -28,6 +28,7 @@ class Tally:
   references: int = 0  # answers that were checked
   verified: int = 0  # ... and can be verified
   programs: int = 0  # of rows, that were run against the tests of their rows
+  failed: int = 0  # ... whose verification failed
   unchecked: int = 0  # ... and that were not run
   failing: list[str] = dataclasses.field(default_factory=list)  # rejected ones
   first: str = ""  # prompt that is written
@@ -147,6 +148,12 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
           f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
           " correct these rows or leave them out, or name another verifier in"
           " data.kind"
+      )
+    if count := t.get("failed", 0):
+      out.append(
+          f"warning: the verifier failed on {count:,} programs of"
+          f" {t['source']}, which therefore count as correct: it has no sandbox"
+          " on this machine, or they take longer than reward.seconds"
       )
     if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
       out.append(

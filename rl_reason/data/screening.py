@@ -151,10 +151,10 @@ class ReferenceChecker:
     [pending] = self._pool.submit([item])
     return pending
 
-  def rejects(self, pending: concurrent.futures.Future) -> bool:
-    """Whether the verifier has rejected a response; not if it has failed."""
+  def rejects(self, pending: concurrent.futures.Future) -> bool | None:
+    """Whether the verifier has rejected a response; None if it has failed."""
     [out] = self._pool.results([pending])
-    return not out.failure and not out.value
+    return None if out.failure else not out.value
 
   def contradiction(self, example: Example, other: str) -> Fault | None:
     """The fault of a question with two different reference answers, if any."""

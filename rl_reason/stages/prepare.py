@@ -94,7 +94,7 @@ class _Preparation:
       found = [x for x in batch if isinstance(x, Example)]
       self._references.submit(found)
       programs = [x for x in found if self._program(x)]
-      room = max(self._data.programs - tally.programs, 0)
+      room = max(self._data.programs - tally.programs - tally.failed, 0)
       texts = {x.where: (x, self._program(x)) for x in programs[:room]}
       if tally.use == "train":
         texts |= {x.where: (x, x.response) for x in found if self._answers(x)}
@@ -132,10 +132,11 @@ class _Preparation:
   def _built(self, tally: Tally, example: Example) -> dict | Fault:
     """The row of an example, without a response that the verifier rejects."""
     pending = self._responses.get(example.where)
-    wrong = pending is not None and self._references.rejects(pending)
-    row = self._builder.build(example, tally.use, incorrect=wrong)
+    wrong = None if pending is None else self._references.rejects(pending)
+    row = self._builder.build(example, tally.use, incorrect=bool(wrong))
     if self._program(example) and not isinstance(row, Fault):
-      tally.programs += pending is not None
+      tally.programs += wrong is not None
+      tally.failed += pending is not None and wrong is None
       tally.unchecked += pending is None
       if wrong:
         tally.failing.append(example.where)
