@@ -48,6 +48,23 @@ PROMPTS = {
     "humaneval": "def f(x):\n",
 }
 DAPO = PROMPTS["dapo_math_17k"]
+FOLIO_HEAD = (
+    "Given a problem statement as contexts, the task is to answer a logical"
+    " reasoning question. \n------\n"
+)
+
+
+def concluded(premises, conclusion):
+  """A question of FOLIO in the words of Logic-LM."""
+  return (
+      f"Context:\n{premises}\n\nQuestion: Based on the above information, is"
+      f" the following statement true, false, or uncertain? {conclusion}\n\n"
+      "Options:\nA) True\nB) False\nC) Uncertain\n\nThe correct option is:"
+  )
+
+
+ASKED = concluded("All cats purr. Tom is a cat.", "Tom purrs.")
+PROMPTS["folio"] = FOLIO_HEAD + ASKED
 PROMPTS["aime24"] = DAPO.replace("First line.\n\nWhat is 1 + 1?", "1+1?")
 
 
@@ -112,7 +129,7 @@ def test_the_prompt_of_mbpp_begins_with_three_solved_tasks(
   fields = {"data.template": "published", "data.chat": False}
   protocol = published.PUBLISHED["mbpp"]
   differ = published.differences(protocol, "code", 500, fields, prompts[0])
-  warned = [x for x in said if "lacks the tasks 2, 3, 4 (task_id)" in x]
+  warned = [x for x in said if "lacks the rows 2, 3, 4 (task_id)" in x]
   if place in ("file", "directory"):
     assert prompts == [SOLVED + asked(11)] and not warned and not differ
     dropped = (found / "quarantine.jsonl").read_text()
@@ -128,7 +145,7 @@ def test_the_prompt_of_mbpp_begins_with_three_solved_tasks(
     said, found = prepared(c, tmp_path / "run")
     [row] = tiny_data.rows(found, "evaluate")
     assert row.prompt == SOLVED + asked(11)
-    assert not any("lacks the tasks" in x for x in said)
+    assert not any("lacks the rows" in x for x in said)
   if place == "file":  # another template has no solved tasks
     c.data.template = "plain"
     _, found = prepared(c, tmp_path / "plain")
@@ -145,6 +162,58 @@ def test_the_task_of_mbpp_without_the_three_solved_ones():
   fields = {"data.template": "published", "data.chat": False}
   found = published.differences(protocol, "code", 500, fields)
   assert found == ["no solved tasks in the prompt, not 3"]
+
+
+FOLIO_SHOTS = [
+    dict(example_id=641, premises=["It rains "], conclusion="Q", label="False"),
+    dict(example_id=7, premises=["It rains "], conclusion="R", label="True"),
+    dict(example_id=1131, premises="P\nS. ", conclusion="T ", label="Unknown"),
+]
+
+
+@pytest.mark.parametrize("place", ["file", "directory", "lacking"])
+def test_the_prompt_of_folio_begins_with_two_solved_rows(make, tmp_path, place):
+  """They are rows of the split train, and the answer is a letter."""
+  rows = [RAW["folio"][0], *FOLIO_SHOTS]
+  files = dict(validation=rows)
+  if place == "directory":
+    files = dict(validation=rows[:1], train=rows[1:])
+  if place == "lacking":
+    files = dict(validation=rows[:3])
+  for name, of_file in files.items():
+    text = "".join(json.dumps(x) + "\n" for x in of_file)
+    (tmp_path / f"folio_v2_{name}.jsonl").write_text(text)
+  source = tmp_path
+  if place != "directory":
+    source = tmp_path / "folio_v2_validation.jsonl"
+  c = make([("2+2?", "4")], template="choice=published,plain")
+  c.rollout.max_prompt = 2000
+  c.data.evaluate = f"folio:validation@{source}"
+  said, found = prepared(c, tmp_path / "run")
+  of_set = tiny_data.rows(found, "evaluate")
+  solved = f"{concluded('P S.', 'T')} C\n------\n"
+  solved += f"{concluded('It rains', 'Q')} B\n------\n"
+  protocol = published.PUBLISHED["folio"]
+  fields = {"data.template": "published", "data.chat": False}
+  differ = published.differences(
+      protocol, "choice", 204, fields, of_set[0].prompt
+  )
+  warned = [x for x in said if "lacks the rows 1131, 641 (example_id)" in x]
+  if place == "lacking":
+    assert of_set[0].prompt == FOLIO_HEAD + ASKED
+    assert len(of_set) == 3 and len(warned) == 1
+    assert "a directory with the split train" in warned[0]
+    assert differ == ["no solved tasks in the prompt, not 2"]
+    return
+  assert of_set[0].prompt == FOLIO_HEAD + solved + ASKED
+  assert not warned and not differ
+  assert [x.answer for x in of_set] == ["A", "A"][: len(of_set)]
+  assert len(of_set) == (2 if place == "file" else 1)  # 641, 1131 are no rows
+  # Another prompt asks for one of the three values.
+  c.data.template = "plain"
+  _, found = prepared(c, tmp_path / "plain")
+  first, *_ = tiny_data.rows(found, "evaluate")
+  assert first.answer == "True" and first.prompt == RAW["folio"][1]
 
 
 def aime(**fields):

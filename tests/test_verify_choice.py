@@ -80,6 +80,9 @@ def test_yes_and_no(text, answer):
         *[("Answer: C) Uncertain", "C"), ("The answer is false.", "False")],
         *[("It is true that it rains. The answer is uncertain.", "Unknown")],
         *[("True\n\nAnswer: Uncertain", "Uncertain"), ("A\nA", "A")],
+        *[("A) True", "A"), ("(B) False.", "B"), (" A\n------\nContext:", "A")],
+        *[(" B) False\n------\nContext:\nIt is A", "B")],
+        *[("So far:\n------\nAnswer: A", "A"), ("True\n------\nIf", "True")],
     ],
 )
 def test_three_values(text, reference):
@@ -104,12 +107,13 @@ def test_three_values(text, reference):
         *["A) True\nB) False\nC) Uncertain", "Answer: not uncertain"],
         *["Answer: uncertain or true", "\\boxed{Uncertain} or \\boxed{True}"],
         *["I am certain", "The answer is not uncertain.", "uncertainty"],
+        *["A) True or B) False", "A or B\n------\nContext:"],
     ],
 )
 def test_a_copy_of_the_choices_is_no_choice(text):
   verdicts = [choice.verify(text, x) for x in ("True", "False", "Uncertain")]
   assert verdicts == [False] * 3
-  assert choice.answer(text) == ("C" if "C) " in text else None)
+  assert choice.answer(text) is None
 
 
 def test_usable():

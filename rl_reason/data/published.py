@@ -9,6 +9,37 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.data import templates
+from rl_reason.verifiers import choice
+
+
+class Shots(NamedTuple):
+  """Solved tasks of a prompt, which are rows of the set and not scored.
+
+  Attributes:
+    column: the column whose value names a row.
+    rows: the values of that column, in the order of the prompt.
+    solution: the column that has the solution.
+    split: the split that has the rows.
+    text: the task with its solution, from the raw row.
+    head: what precedes the first of them, also where there are none.
+  """
+
+  column: str
+  rows: tuple[int, ...]
+  solution: str
+  split: str
+  text: Callable[[Mapping[str, Any]], str]
+  head: str = ""
+
+  def find(self, rows: Iterable[Mapping[str, Any]]) -> str:
+    """The solved tasks of a prompt; '' if the rows lack one of them."""
+    found: dict[int, str] = {}
+    for row in rows:
+      if row.get(self.column) in self.rows and row.get(self.solution):
+        found.setdefault(row[self.column], self.text(row))
+      if len(found) == len(self.rows):
+        return "".join(found[x] for x in self.rows)
+    return ""
 
 
 class Protocol(NamedTuple):
@@ -23,8 +54,9 @@ class Protocol(NamedTuple):
     samples: responses to each prompt, whose mean accuracy is the score.
     temperature, top_p: of sampling; temperature 0 is greedy.
     tokens: maximum length of a response; 0 where the source has none.
-    shots: task_id of the rows of the set whose solutions the source puts before
-      the question; they are not scored.
+    shots: the solved tasks that the source puts before the question.
+    answer: the reference answer to this prompt, from the raw row; None for the
+      answer of the set.
     chat: whether the prompt is a turn of a chat; base models continue a text.
   """
 
@@ -36,7 +68,8 @@ class Protocol(NamedTuple):
   temperature: float = 0.0
   top_p: float = 1.0
   tokens: int = 0
-  shots: tuple[int, ...] = ()
+  shots: Shots | None = None
+  answer: Callable[[Mapping[str, Any]], str] | None = None
   chat: bool = True
 
   @property
@@ -61,11 +94,6 @@ class Protocol(NamedTuple):
       out["rollout.max_tokens"] = self.tokens
     return out
 
-  @property
-  def end(self) -> str:
-    """What ends a solution."""
-    return self.response.partition("{solution}")[2]
-
   def template(
       self, row: Mapping[str, Any], solved: str = ""
   ) -> templates.Template:
@@ -73,21 +101,17 @@ class Protocol(NamedTuple):
     prompt = self.prompt
     if isinstance(prompt, str):
       return templates.Template(prompt, self.response)
+    before = self.shots.head + solved if self.shots else ""
     return templates.Template(
-        lambda question: solved + prompt(row), self.response
+        lambda question: before + prompt(row), self.response
     )
 
-  def solved(self, rows: Iterable[Mapping[str, Any]]) -> str:
-    """The solved tasks before a question; '' if the rows lack one of them."""
-    assert callable(self.prompt)
-    found: dict[int, str] = {}
-    for row in rows:
-      if row.get("task_id") in self.shots and row.get("code"):
-        solution = f"{self.prompt(row)}{row['code']}{self.end}\n\n"
-        found.setdefault(row["task_id"], solution)
-      if len(found) == len(self.shots):
-        return "".join(found[x] for x in self.shots)
-    return ""
+  def solved(self, prompt: str) -> int:
+    """The number of solved tasks with which a prompt begins."""
+    if not self.shots:
+      return 0
+    end = self.response.rpartition("}")[2]
+    return prompt.removeprefix(self.shots.head).count(end)
 
 
 _ANSWER = "{solution}\nAnswer: {answer}"
@@ -107,6 +131,25 @@ def _mbpp(row: Mapping[str, Any]) -> str:
       f" {row.get('text') or row['prompt']} Your code should pass these tests:"
       f"\n\n{tests}\n[BEGIN]\n"
   )
+
+
+def _folio(row: Mapping[str, Any]) -> str:
+  """The premises in one paragraph, the conclusion, and the three options."""
+  premises = row["premises"]
+  lines = premises.split("\n") if isinstance(premises, str) else premises
+  context = " ".join(x.strip() for x in lines)
+  return (
+      f"Context:\n{context}\n\nQuestion: Based on the above information, is the"
+      " following statement true, false, or uncertain?"
+      f" {row['conclusion'].strip()}\n\nOptions:\nA) True\nB) False\nC)"
+      " Uncertain\n\nThe correct option is:"
+  )
+
+
+def _option(row: Mapping[str, Any]) -> str:
+  """The letter of the label of FOLIO; a label of another form stays."""
+  letters = {"yes": "A", "no": "B", "uncertain": "C"}
+  return letters.get(choice.answer(row["label"]) or "", row["label"])
 
 
 PUBLISHED = {
@@ -169,7 +212,27 @@ PUBLISHED = {
         _mbpp,
         "{solution}\n[DONE]",
         prompts=500,
-        shots=(2, 3, 4),
+        shots=Shots(
+            *("task_id", (2, 3, 4), "code", "prompt"),
+            lambda row: f"{_mbpp(row)}{row['code']}\n[DONE]\n\n",
+        ),
+        chat=False,
+    ),
+    "folio": Protocol(
+        "Logic-LM, arXiv:2305.12295, its standard two-shot prompt",
+        _folio,
+        " {solution}{answer}\n------",
+        prompts=204,
+        tokens=16,
+        shots=Shots(
+            *("example_id", (1131, 641), "label", "train"),
+            lambda row: f"{_folio(row)} {_option(row)}\n------\n",
+            head=(
+                "Given a problem statement as contexts, the task is to answer a"
+                " logical reasoning question. \n------\n"
+            ),
+        ),
+        answer=_option,
         chat=False,
     ),
 }
@@ -223,8 +286,8 @@ def differences(
       for name, value in wanted.items()
       if name in used and used[name] != value
   ]
-  wanted_shots = len(protocol.shots)
-  shots = prompt.count(protocol.end) if wanted_shots else 0
+  wanted_shots = len(protocol.shots.rows) if protocol.shots else 0
+  shots = protocol.solved(prompt)
   if shots != wanted_shots:
     out.append(
         f"{shots or 'no'} solved tasks in the prompt, not {wanted_shots}"

@@ -58,10 +58,13 @@ class RowBuilder:
     protocol = published.PUBLISHED.get(example.source)
     if template.published and protocol:
       solved = self._solved.get(example.source, "")
-      if solved and example.columns.get("task_id") in protocol.shots:
+      shots, row = protocol.shots, example.columns
+      if solved and shots and row.get(shots.column) in shots.rows:
         reason = "it is a solved task of the published prompt"
         return Fault(reason, example.question)
-      template = protocol.template(example.columns, solved)
+      template = protocol.template(row, solved)
+      if protocol.answer:
+        example = example._replace(answer=protocol.answer(row))
     try:
       turns = templates.messages(question, template, d.system, example.turns)
       if len(turns) > 1 and not d.chat:

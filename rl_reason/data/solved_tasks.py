@@ -1,8 +1,9 @@
 """Solved tasks of a published prompt, which are rows of the set itself.
 
 The prompt of MBPP begins with three tasks and their solutions (Austin et al.
-2021, arXiv:2108.07732). They are taken from the user's files: from the rows of
-the source, or from the split `prompt` next to it. Rows that are in the prompt
+2021, arXiv:2108.07732), that of FOLIO with two (Pan et al. 2023,
+arXiv:2305.12295). They are taken from the user's files: from the rows of the
+source, or from the split next to it that has them. Rows that are in the prompt
 are not scored.
 """
 
@@ -22,15 +23,16 @@ def find(sources: Iterable[datasets.Source]) -> dict[str, str]:
   for source in sources:
     protocol = published.PUBLISHED.get(source.name)
     if protocol and protocol.shots and not out.get(source.name):
-      out[source.name] = protocol.solved(_rows(source))
+      rows = _rows(source, protocol.shots.split)
+      out[source.name] = protocol.shots.find(rows)
   return out
 
 
-def _rows(source: datasets.Source) -> Iterator[dict]:
-  """The rows of a source, then the rows of the split `prompt` next to it."""
+def _rows(source: datasets.Source, split: str) -> Iterator[dict]:
+  """The rows of a source, then the rows of a split next to it."""
   places = [source]
   if not pathlib.Path(source.place).is_file():
-    places.append(source._replace(split="prompt"))
+    places.append(source._replace(split=split))
   for place in places:
     with contextlib.suppress(datasets.DataError):  # preparation reports it
       for _, row in datasets.read(place):
@@ -42,10 +44,12 @@ def lacking(source: datasets.Source, found: dict[str, str]) -> str:
   """What the screen says of a source without the solved tasks; '' if it has."""
   if found.get(source.name, "has none") != "":
     return ""
-  ids = ", ".join(map(str, published.PUBLISHED[source.name].shots))
+  shots = published.PUBLISHED[source.name].shots
+  assert shots  # `found` has the names of such sets only
+  ids = ", ".join(map(str, shots.rows))
   return (
-      f"warning: {source.text}: lacks the tasks {ids} (task_id) with their"
-      " solutions (code), with which the published prompt begins, so its"
-      " prompts have no solved tasks; name a directory with the split prompt,"
-      " or a file that has these rows"
+      f"warning: {source.text}: lacks the rows {ids} ({shots.column}) with"
+      f" their solutions ({shots.solution}), with which the published prompt begins,"
+      " so its prompts have no solved tasks; name a directory with the split"
+      f" {shots.split}, or a file that has these rows"
   )

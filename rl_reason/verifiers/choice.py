@@ -17,6 +17,10 @@ _OTHER = re.compile(
     r"|\([A-J]\)|\b(?:yes|no|true|false)\b",
     re.IGNORECASE,
 )
+# The text of a choice may be one of the words: "A) True".
+_TEXT = re.compile(rf"\s*{_WORD.pattern}\W*", re.IGNORECASE)
+# A base model goes on with the next example of the prompt of FOLIO.
+_NEXT_EXAMPLE = "\n------"
 # Words that may occur in the reason of a choice, but not in a list of choices.
 _NEXT = re.compile(r"[\s,;/|&]*(?:uncertain|unknown)\b", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -29,7 +33,8 @@ def _read(text: str) -> str | None:
   for pattern in (_LETTER, _WORD):
     match = pattern.match(text)
     if match and text.isprintable():
-      if _OTHER.search(text, match.end()):
+      named = pattern is _LETTER and _TEXT.fullmatch(text, match.end())
+      if not named and _OTHER.search(text, match.end()):
         return None
       chosen = next(filter(None, match.groups()))
       if pattern is _LETTER:
@@ -45,6 +50,9 @@ def answer(text: str) -> str | None:
 
   It is 'A' to 'J', 'yes' or 'no' (also for true and false), or 'uncertain'.
   """
+  first, rule, _ = text.partition(_NEXT_EXAMPLE)
+  if rule and (chosen := _read(first)):
+    return chosen
   found = final_answer.final(text)
   chosen = _read(found) if found else None
   last = [line for line in text.split("\n") if line.strip()][-2:]
