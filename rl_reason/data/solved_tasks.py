@@ -49,7 +49,7 @@ def lacking(source: datasets.Source, found: dict[str, str]) -> str:
   ids = ", ".join(map(str, shots.rows))
   return (
       f"warning: {source.text}: lacks the rows {ids} ({shots.column}) with"
-      f" their solutions ({shots.solution}), with which the published prompt begins,"
-      " so its prompts have no solved tasks; name a directory with the split"
-      f" {shots.split}, or a file that has these rows"
+      f" their solutions ({shots.solution}), with which the published prompt"
+      " begins, so its prompts have no solved tasks; name a directory with the"
+      f" split {shots.split}, or a file that has these rows"
   )
