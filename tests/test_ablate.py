@@ -202,11 +202,12 @@ def test_bases_start_a_few_seeds_ahead_of_their_rows():
     return " ".join(x.name for x in jobs.ordered(bases, rows, ahead))
 
   assert names(2) == (
-      "sft0 critic0 sft1 critic1 a0 b0 sft2 critic2 a1 b1 a2 b2"
+      "sft0 sft1 sft2 critic0 critic1 a0 b0 critic2 a1 b1 a2 b2"
   )
   assert names(9) == (
-      "sft0 critic0 sft1 critic1 sft2 critic2 a0 b0 a1 b1 a2 b2"
+      "sft0 sft1 sft2 critic0 critic1 critic2 a0 b0 a1 b1 a2 b2"
   )
+  assert names(1) == "sft0 sft1 critic0 a0 b0 sft2 critic1 a1 b1 critic2 a2 b2"
   assert names(1, bases[2:3]) == "a0 b0 a1 b1 sft2 a2 b2"
   # A base that is a row needs no other row.
   assert jobs.ordered([job("c0", row="c")], [], 2) == [job("c0", row="c")]

@@ -189,8 +189,9 @@ def run(
 def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
   """Bases and rows in the order in which they start.
 
-  The bases of a seed start `ahead` seeds before its rows, so that few processes
-  wait for a base, and a study that is cut short has whole seeds.
+  The bases of a seed start `ahead` seeds before its rows, and their own bases
+  one seed earlier, so that few processes wait for a base, and a study that is
+  cut short has whole seeds.
 
   Args:
     bases: jobs that rows, or other bases, need.
@@ -201,24 +202,29 @@ def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
   seeds: dict[int, list[Job]] = {}
   for row in rows:
     seeds.setdefault(row.seed, []).append(row)
+
+  def needed(job: Job) -> list[Job]:
+    return [places[x] for x in job.bases if x in places]
+
+  def depth(job: Job) -> int:
+    return max((1 + depth(x) for x in needed(job)), default=0)
+
+  deepest = max(map(depth, bases), default=0)
   order: dict[pathlib.Path, Job] = {}
-
-  def add(job: Job) -> None:
-    for place in job.bases:
-      if place in places:
-        add(places[place])
-    order.setdefault(job.workdir, job)
-
   of_seeds = list(seeds.values())
   for n, group in enumerate(of_seeds):
-    for row in itertools.chain(*of_seeds[n : n + max(ahead, 1)]):
-      for place in row.bases:
-        if place in places:
-          add(places[place])
-    for row in group:
-      add(row)
-  for base in bases:  # of no other row: they are rows themselves
-    add(base)
+    for level in range(deepest + 1):
+      window = of_seeds[n : n + max(ahead, 1) + deepest - level]
+      found = [x for row in itertools.chain(*window) for x in needed(row)]
+      for job in found:  # grows by the bases of bases
+        found += needed(job)
+      for job in found:
+        if depth(job) == level:
+          order.setdefault(job.workdir, job)
+    for job in group:
+      order.setdefault(job.workdir, job)
+  for base in sorted(bases, key=depth):  # of no row: they are rows themselves
+    order.setdefault(base.workdir, base)
   return [*order.values()]
 
 
