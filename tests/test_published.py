@@ -178,8 +178,9 @@ def test_the_prompt_of_folio_begins_with_two_solved_rows(make, tmp_path, place):
   files = dict(validation=rows)
   if place == "directory":
     files = dict(validation=rows[:1], train=rows[1:])
-  if place == "lacking":
-    files = dict(validation=rows[:3])
+  if place == "lacking":  # of one, the premises
+    empty = dict(FOLIO_SHOTS[-1], premises=None)
+    files = dict(validation=[*rows[:3], empty])
   for name, of_file in files.items():
     text = "".join(json.dumps(x) + "\n" for x in of_file)
     (tmp_path / f"folio_v2_{name}.jsonl").write_text(text)

@@ -5,6 +5,7 @@ prompt. `data.template = "published"` asks with them. `source` says which paper,
 or which evaluation code, has prompt and sampling.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,11 +33,15 @@ class Shots(NamedTuple):
   head: str = ""
 
   def find(self, rows: Iterable[Mapping[str, Any]]) -> str:
-    """The solved tasks of a prompt; '' if the rows lack one of them."""
+    """The solved tasks of a prompt; '' if the rows lack one of them.
+
+    A row without one of the columns of its task is lacking.
+    """
     found: dict[int, str] = {}
     for row in rows:
       if row.get(self.column) in self.rows and row.get(self.solution):
-        found.setdefault(row[self.column], self.text(row))
+        with contextlib.suppress(KeyError, TypeError, AttributeError):
+          found.setdefault(row[self.column], self.text(row))
       if len(found) == len(self.rows):
         return "".join(found[x] for x in self.rows)
     return ""
