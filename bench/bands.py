@@ -29,6 +29,7 @@ CONFIGS = (
     *(*algorithms.NAMES, "countdown", "calculator", "guess", "lines"),
     *("sapo", "gmpo", "luspo", "dppo", "vespo", "gdpo", "pass_at_k", "opo"),
     *("w_reinforce", "otb", "deepseek_v3_2", "m2po", "scale_rl"),
+    *("token_sum", "abs_kl"),
     *("xor", "chain"),
 )
 ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json

@@ -326,6 +326,8 @@ PAPERS = {
     "deepseek_v3_2": Paper(
         of_group("group_mean"), loss=sequence_mask, kl=("k3_unbiased", "loss")
     ),
+    "token_sum": dataclasses.replace(GRPO, reduction="token_sum"),
+    "abs_kl": dataclasses.replace(GRPO, kl=("abs", "loss")),
     "m2po": Paper(
         m2po,
         loss=free,

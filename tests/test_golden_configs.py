@@ -84,6 +84,8 @@ def test_loss_and_gradient_of_a_config(one):
     )
     if paper.kl == ("k2", "loss"):
       loss_BT += one.kl_coef * (logps_BT - one.ref_BT) ** 2 / 2
+    if paper.kl == ("abs", "loss"):
+      loss_BT += one.kl_coef * abs(logps_BT - one.ref_BT)
     if paper.kl == ("k3_unbiased", "loss"):  # r k3; the gradient is that of r d
       ratio_BT = np.exp(np.where(r.mask_BT, here_BT - one.rows.old_logps_BT, 0))
       d_BT = np.where(r.mask_BT, here_BT - one.ref_BT, 0)

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -17,7 +18,7 @@ from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy, results, set_table
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
-from rl_reason.stages import build_step
+from rl_reason.stages import build_step, scorer, sft
 from rl_reason.tasks import Row, reward_terms
 
 TASK = """
@@ -264,3 +265,23 @@ def test_the_summary_and_the_alerts_without_a_verifier(tmp_path):
       [*lines, *[x | {"critic/score/mean": 0} for x in rises]]
   )
   assert step_logger._headline({"critic/rewards/mean": 1}) == dict(reward=1.0)
+
+
+def test_the_evaluation_after_sft_scores_the_terms_without_a_model(tmp_path):
+  """A reward model is trained after SFT; the others are scored everywhere."""
+  session = tiny_session.make_session(
+      tmp_path, sft__habits__steps=0, reward__functions="length*-1"
+  )
+  with jax.set_mesh(session.mesh):
+    tiny_session.call(sft.run, session)
+  *_, last = tiny_session.logged(tmp_path)
+  assert last["stage"] == "sft"
+  assert last["val-aux/arithmetic/reward/length/mean"] > 0
+  tiny_session.set_field(
+      session.c, "reward.functions", f"{tmp_path / 'checkpoints'},length*-1"
+  )
+  assert len(build_step.terms(session.c)) == 2
+  found = tiny_session.call(
+      scorer.rewards, session, session.reward_runner, trained_yet=False
+  )
+  assert found.labels == ["length"]

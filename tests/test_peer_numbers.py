@@ -1,8 +1,8 @@
-"""The algorithms of recent papers against TRL 1.16.0 and verl 0.9.1.
+"""Algorithms of recent papers against TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4.
 
 tests/peer_numbers.json is what these libraries compute from the arrays of
 bench/peers/algorithms.py; `python -m bench.peers.algorithms trl` in their
-environment (and `verl`) writes it.
+environment (and `verl`, `areal`) writes it.
 """
 
 import functools
@@ -18,6 +18,7 @@ from conftest import ROOT
 from bench.peers import algorithms as arrays
 from rl_reason.algorithms import (
     advantage_variants,
+    corrections,
     kl,
     reductions,
     surrogate_variants,
@@ -64,6 +65,7 @@ def assert_known(peer, name, got):
 def test_versions():
   assert KNOWN["trl"]["versions"]["trl"] == "1.16.0"
   assert KNOWN["verl"]["versions"]["verl"] == "0.9.1"
+  assert KNOWN["areal"]["versions"]["areal"] == "1.0.4"
 
 
 @pytest.mark.parametrize(("peer", "name"), LOSSES)
@@ -138,3 +140,19 @@ def test_gdpo():
   )
   got_BT = reductions.whiten(got_B[:, None] * jnp.ones((8, 4)), mask_BT)
   close(got_BT, KNOWN["verl"]["numbers"]["gdpo"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", range(len(arrays.THRESHOLDS)))
+def test_second_moment(n):
+  """Where a clip could stop every token: AReaL does not read the advantages."""
+  log_BT = arrays.OLD - arrays.SAMPLER
+  got_BT = corrections.second_moment(
+      jnp.asarray(arrays.OLD),
+      jnp.asarray(arrays.SAMPLER),
+      jnp.asarray(arrays.MASK),
+      jnp.asarray(np.sign(log_BT)),
+      threshold=arrays.THRESHOLDS[n],
+  )
+  wanted_BT = np.array(KNOWN["areal"]["numbers"]["second_moment"][n])
+  assert wanted_BT.sum() == (2, 3, 5, 9)[n]
+  close(got_BT, wanted_BT * np.exp(log_BT), rtol=1e-5)

@@ -148,11 +148,11 @@ def test_math_and_code_in_one_run(make, tmp_path):
   assert [x.kind for x in (math, code, human)] == ["math", "code", "code"]
 
 
-@pytest.mark.parametrize("programs", [32, 1])
+@pytest.mark.parametrize(("programs", "steps"), [(0, 9), (1, 9), (0, 0)])
 def test_solutions_that_fail_their_own_tests_are_not_imitated(
-    make, tmp_path, programs
+    make, tmp_path, monkeypatch, programs, steps
 ):
-  """Their rows stay for RL; programs beyond the first ones are not run."""
+  """Their rows stay for RL; a field limits the number that is run."""
   try:
     sandbox.tier()
   except RuntimeError as e:
@@ -163,6 +163,8 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
   ]
   c = make(FIVE[:1], template="math=qwen_boxed,code=code", programs=programs)
   c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", problems)
+  c.sft.steps = steps
+  monkeypatch.setattr(prepare, "TRIED", 1)
   said = []
   screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
   with pytest.MonkeyPatch.context() as patch:
@@ -173,10 +175,13 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
   unchecked = [x for x in said if "were not run" in x]
   imitated = [x.response for x in rows(place) if "Add" in x.prompt]
   assert len(imitated) == 2 and imitated[0]
-  if programs < 2:
+  if not steps:  # the first one shows that the verifier works
+    assert imitated[1] and not warned and not unchecked
+    return
+  if programs:
     assert imitated[1] and not warned
-    assert unchecked[0].startswith(f"{2 - programs} programs of mbpp:train")
-    assert unchecked[0].endswith("data.programs = 2 runs all")
+    assert unchecked[0].startswith("1 programs of mbpp:train")
+    assert unchecked[0].endswith("data.programs = 0 runs all")
     return
   assert not imitated[1] and not unchecked
   (warning,) = warned

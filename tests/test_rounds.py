@@ -319,6 +319,16 @@ def test_samples_are_read_as_they_are_and_counted(tmp_path):
     sample_files.read(*args, pairs=True)
 
 
+def test_samples_with_an_answer_and_no_verdict_are_said(tmp_path):
+  rows = [dict(prompt="1+2=", response=x, answer="3") for x in ("#4", "#3")]
+  rows[1]["correct"] = True
+  said = []
+  path = written(tmp_path, rows)
+  args = "sft.samples", path, TOK, (4, 9), said.append
+  [[_, _]], _ = sample_files.read(*args)
+  assert said[1].startswith(f"warning: sft.samples: 1 rows of {path} have an")
+
+
 def test_generated_files_are_those_of_their_manifest(tmp_path):
   out = tmp_path / "generated" / "3"
   out.mkdir(parents=True)

@@ -32,6 +32,7 @@ REQUIREMENTS = {
         *("aiohttp", "cachetools", "fastapi", "uvicorn"),
         "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
+    "areal": ["torch==2.13.0", "numpy"],  # of two functions of it
     "openrlhf": [
         *("torch==2.13.0", "transformers==5.15.0", "einops", "tqdm"),
         "packaging",
@@ -39,7 +40,11 @@ REQUIREMENTS = {
     ],
 }
 # Their own requirements need a GPU.
-ALONE = {"verl": "verl==0.9.1", "openrlhf": "openrlhf==0.11.2"}
+ALONE = {
+    "verl": "verl==0.9.1",
+    "areal": "areal==1.0.4",
+    "openrlhf": "openrlhf==0.11.2",
+}
 
 
 def main() -> None:

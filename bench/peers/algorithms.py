@@ -1,13 +1,15 @@
-"""Numbers of TRL and verl for the algorithms of recent papers.
+"""Numbers of TRL, verl and AReaL for the algorithms of recent papers.
 
   runs/peers/trl/bin/python -m bench.peers.algorithms trl
   runs/peers/verl/bin/python -m bench.peers.algorithms verl
+  runs/peers/areal/bin/python -m bench.peers.algorithms areal
 
 Each writes its part of tests/peer_numbers.json. A loss comes with its gradient
 by the log-probs.
 """
 
 import argparse
+import ast
 import collections
 import importlib.metadata
 import json
@@ -36,6 +38,10 @@ WEIGHTS = dict(correct=1.0, style=0.5)
 # Of their tokens: probabilities, and the sums of squares over the vocabulary.
 PROBS = np.linspace(0.1, 0.95, 32).reshape(8, 4)
 SQUARES = PROBS**2 + 0.3 * (1 - PROBS) ** 2
+# M2PO: log-probs of an older policy, and thresholds with which 2, 3, 5 and all
+# tokens stay.
+SAMPLER = OLD - np.log(1.05 * RATIOS)
+THRESHOLDS = (0.02, 0.05, 0.15, 2.0)
 
 
 def _gradient(function) -> dict:
@@ -213,15 +219,40 @@ def verl() -> dict:
   )
 
 
+def areal() -> dict:
+  """The mask of M2PO.
+
+  The package itself needs a GPU, so that only the two functions of
+  areal/trainer/ppo/actor.py that make the mask are compiled.
+  """
+  import torch
+
+  place = importlib.metadata.distribution("areal").locate_file(
+      "areal/trainer/ppo/actor.py"
+  )
+  names = "_apply_m2po_masking", "_get_m2po_loss_mask"
+  module = ast.parse(pathlib.Path(str(place)).read_text())
+  module.body = [x for x in module.body if getattr(x, "name", "") in names]
+  made: dict = dict(torch=torch)
+  exec(compile(module, str(place), "exec"), made)
+  sampler, old = torch.tensor(SAMPLER), torch.tensor(OLD)
+  mask = torch.tensor(MASK)
+  return dict(
+      second_moment=[
+          made[names[0]](sampler, old, mask, x).tolist() for x in THRESHOLDS
+      ]
+  )
+
+
 if __name__ == "__main__":
   import torch  # the arrays above are read without it
 
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("peer", choices=("trl", "verl"))
+  parser.add_argument("peer", choices=("trl", "verl", "areal"))
   flags = parser.parse_args()
   torch.set_default_dtype(torch.float64)
   versions = {x: importlib.metadata.version(x) for x in (flags.peer, "torch")}
-  numbers = dict(trl=trl, verl=verl)[flags.peer]()
+  numbers = dict(trl=trl, verl=verl, areal=areal)[flags.peer]()
   known = json.loads(PATH.read_text()) if PATH.exists() else {}
   known[flags.peer] = dict(versions=versions, numbers=numbers)
   PATH.write_text(json.dumps(known, sort_keys=True) + "\n")

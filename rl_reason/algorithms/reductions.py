@@ -138,7 +138,10 @@ def seq_mean_token_mean(mask_BT: Array, groups_B: Array) -> Array:
 
 
 def seq_mean_token_sum(mask_BT: Array, groups_B: Array) -> Array:
-  """Mean over responses of the sum over tokens (the name is verl's)."""
+  """Mean over responses of the sum over tokens (the name is verl's).
+
+  With the ratio of GSPO it is LUSPO (arXiv:2602.05261): m / responses.
+  """
   del groups_B
   return _divide(mask_BT, (mask_BT.sum(1) > 0).sum())
 

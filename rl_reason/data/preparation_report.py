@@ -158,8 +158,7 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
     if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
       out.append(
           f"{count:,} programs of {t['source']} were not run against their"
-          f" tests, and SFT imitates them: data.programs ="
-          f" {count + t['programs']} runs all"
+          " tests, and SFT imitates them: data.programs = 0 runs all"
       )
     for reason, count in t["undemonstrated"].items():
       # A verifier that does not read the format of responses fails RL as well.

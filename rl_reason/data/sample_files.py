@@ -51,7 +51,8 @@ def read(
   for source, weight in datasets.parse_all(sources, "train", revisions):
     # Leaving out a damaged file would silently change the mixture.
     verify(pathlib.Path(source.place))
-    rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
+    raw = [row or {} for _, row in datasets.read(source)]
+    rows = [_texts(row, names, tok) for row in raw]
     good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
     # All texts in one call, which tokenizers encode in parallel. A rejected
     # response has no EOS.
@@ -75,6 +76,13 @@ def read(
           " generate.samples, or choose another source"
       )
     say(f"{field}: {text}")
+    unjudged = sum("answer" in x and "correct" not in x for x in raw)
+    if unjudged and not pairs:
+      say(
+          f"warning: {field}: {unjudged:,} rows of {source.text} have an"
+          " answer and no verdict (correct), and are imitated unverified: name"
+          " the source in data.train, whose responses are verified"
+      )
     parts.append(kept)
     weights.append(weight)
   if any(weights):
@@ -101,9 +109,8 @@ def verify(directory: pathlib.Path) -> None:
       )
 
 
-def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
+def _texts(row: dict[str, Any], names: Texts, tok) -> Texts | str:
   """The texts of a row, or the reason to leave the row out."""
-  row = row or {}
   prompt = row.get("prompt")
   texts = [x for x in map(row.get, names) if isinstance(x, str)]
   if not prompt or len(texts) < len(names):

@@ -50,19 +50,18 @@ def run(
   `stage` is 'sft', 'reward_model', 'value' or 'all'; `parts` describes the
   keywords.
   """
-  samples: dict[str, Any] = dict(
+  shared: dict[str, Any] = dict(
       model=model,
       output=output,
       row_source=row_source,
       tok=tok,
+      engine=engine,
+      reward_runner=reward_runner,
       environments=environments,
-  )
-  pretrains: dict[str, Any] = dict(
-      samples, engine=engine, reward_runner=reward_runner
   )
 
   def pretrain(policy_params: Tree) -> tuple[Tree, dict[str, float]]:
-    return value.run(c, policy_params, **pretrains)
+    return value.run(c, policy_params, **shared)
 
   found = None
   if stage == "all":
@@ -72,7 +71,7 @@ def run(
   if stage == "all" and c.rl.steps not in (0, *saved):
     update = compile_ahead.policy_update(c, model, output.display)
   if found is None:
-    params = sft.run(c, engine=engine, **samples)
+    params = sft.run(c, **shared)
     if stage == "reward_model":
       reward_model.run(
           c, params, model=model, output=output, row_source=row_source, tok=tok
@@ -89,7 +88,7 @@ def run(
         counters,
         rollout_engine=rollout_engine,
         update=update,
-        **pretrains,
+        **shared,
     )
   return params
 

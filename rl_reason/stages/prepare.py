@@ -46,6 +46,7 @@ from rl_reason.data.screening import Fault
 from rl_reason.verifiers import workers
 
 FORMAT = 5  # of the files; a preparation of another format is made anew
+TRIED = 32  # programs of a source that SFT does not imitate
 AHEAD = 64  # rows whose reference answers are verified at a time
 
 
@@ -71,6 +72,7 @@ class _Preparation:
   ):
     self._data, self._out, self._stop = config.data, out, stop
     self._validates, self._quarantine = config.evaluate.validation, quarantine
+    self._imitates = _imitates(config)
     self._builder = RowBuilder(config.data, config.rollout, tok, solved)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
@@ -94,8 +96,10 @@ class _Preparation:
       found = [x for x in batch if isinstance(x, Example)]
       self._references.submit(found)
       programs = [x for x in found if self._program(x)]
-      room = max(self._data.programs - tally.programs - tally.failed, 0)
-      texts = {x.where: (x, self._program(x)) for x in programs[:room]}
+      most = self._most_programs(tally.use)
+      if most is not None:
+        programs = programs[: max(most - tally.programs - tally.failed, 0)]
+      texts = {x.where: (x, self._program(x)) for x in programs}
       if tally.use == "train":
         texts |= {x.where: (x, x.response) for x in found if self._answers(x)}
       self._responses = {
@@ -153,12 +157,17 @@ class _Preparation:
   def _program(self, example: Example) -> str:
     """The program of a row of code, or ''.
 
-    Programs take long, so that only the first ones of a source run, also those
-    of an evaluation set, which show whether the verifier works.
+    Those of an evaluation set show whether the verifier works.
     """
     if example.kind != "code" or not example.answer or example.rejected:
       return ""
     return example.response or example.solution
+
+  def _most_programs(self, use: str) -> int | None:
+    """The number of programs of a source that run, since they take long."""
+    if self._data.programs:
+      return self._data.programs
+    return None if use == "train" and self._imitates else TRIED
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
@@ -206,6 +215,12 @@ class _Preparation:
 # --- the stage ---------------------------------------------------------------
 
 
+def _imitates(config) -> bool:
+  """Whether the run imitates responses of rows, in SFT or beside RL."""
+  own = config.sft.steps and not config.sft.reuse
+  return bool(own or config.streams.sft)
+
+
 def _identity(
     config, tok_path: str, sources: list[datasets.Source], solved: str
 ) -> str:
@@ -221,6 +236,8 @@ def _identity(
     parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
   parts += [solved] * bool(solved)
+  if "code" in [facts.kind_of_rows(config, x) for x in sources]:
+    parts += ["imitated"] * _imitates(config)
   parts += [
       f"{name}={value}"
       for name, value in sorted(config_lib.flat(config).items())
@@ -373,9 +390,8 @@ def run(
     else:
       shared = workdir, display, stop, solved
       _write(config, tok_path, parts, identity, *shared)
-    learns = not config.sft.reuse and config.sft.steps
     tallies = json.loads(report.read_text())["sources"]
-    for line in tally_lib.lines(tallies, learns):
+    for line in tally_lib.lines(tallies, _imitates(config)):
       display.say(line)
     if config.evaluate.long_prompts == "error":
       tally_lib.check_held_out(tallies, config.rollout.max_prompt)

@@ -15,13 +15,25 @@ from rl_reason.training import packing, step
 
 
 def rewards(
-    c, runner: RewardRunner, *, model, tok: Any, mesh, display: Display
+    c,
+    runner: RewardRunner,
+    *,
+    model,
+    tok: Any,
+    mesh,
+    display: Display,
+    trained_yet: bool = True,
 ) -> Rewards:
   """The terms of the reward; loads the reward models, which score on `mesh`.
 
-  Reward models read the tokens of the run's `model`.
+  Reward models read the tokens of the run's `model`. Before they are trained
+  (`trained_yet` False), terms with a reward model are left out.
   """
-  found = build_step.terms(c)
+  found = tuple(
+      x
+      for x in build_step.terms(c)
+      if trained_yet or not reward_terms.models_of(x.name)
+  )
   scored = model._replace(mesh=mesh)
   models = {
       name: reward_model(c, name, scored, tok, display)

@@ -18,6 +18,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import facts
 from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices.randomness import host_seed
@@ -27,6 +28,7 @@ from rl_reason.stages import (
     demonstrations,
     evaluate as evaluate_lib,
     optimizers,
+    scorer,
     supervised,
     trained,
 )
@@ -51,13 +53,15 @@ def run(
     row_source: RowSource,
     tok: Any,
     engine: RolloutEngine,
+    reward_runner: RewardRunner,
     environments: Environments | None,
 ) -> Tree:
   """Runs, resumes or skips SFT and the habits; returns the parameters.
 
   SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
   With config.sft.reuse the parameters come from another work directory.
-  `parts` describes the keywords; the engine samples the evaluation.
+  `parts` describes the keywords; the engine samples the evaluation, and the
+  reward runner scores it.
 
   Raises:
     TooWeak: SFT ended below its threshold.
@@ -66,6 +70,16 @@ def run(
   """
   if c.sft.reuse:
     return trained.sft(c, model=model, output=output)
+  rewards = functools.partial(
+      scorer.rewards,
+      c,
+      reward_runner,
+      model=model,
+      tok=tok,
+      mesh=model.mesh,
+      display=output.display,
+      trained_yet=False,
+  )
   evaluate = functools.partial(
       evaluate_lib.evaluate,
       c,
@@ -74,6 +88,7 @@ def run(
       row_source=row_source,
       tok=tok,
       engine=engine,
+      rewards=functools.cache(rewards),
       environments=environments,
   )
   params = None

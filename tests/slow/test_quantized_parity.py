@@ -1,4 +1,6 @@
-"""Exports in int8 and int4, read by transformers with compressed-tensors.
+"""Exports in bfloat16, int8 and int4, read by transformers.
+
+Those in int8 and int4 also by compressed-tensors.
 
 Needs the extra `parity`; skipped without it.
 """
@@ -35,7 +37,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=[(k, p) for k in KINDS for p in quantization.BITS])
+QUANTIZED = [(k, p) for k in KINDS for p in quantization.BITS]
+
+
+@pytest.fixture
 def exported(request, tmp_path):
   """The directory of an export, the policy and its shape, and the precision."""
   kind, precision = request.param
@@ -51,6 +56,9 @@ def exported(request, tmp_path):
   return out, params, cfg, precision
 
 
+@pytest.mark.parametrize(
+    "exported", [*QUANTIZED, *((k, "bfloat16") for k in KINDS)], indirect=True
+)
 def test_logits_are_those_of_the_rounded_policy(exported):
   out, params, cfg, precision = exported
   theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -71,6 +79,7 @@ def test_logits_are_those_of_the_rounded_policy(exported):
   assert np.abs(want - logits(params)).max() > 1e-3 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("exported", QUANTIZED, indirect=True)
 def test_the_library_packs_the_same_bits(exported):
   """Scales, values and words: those of its observers and its compressor."""
   from compressed_tensors.compressors import BaseCompressor
