@@ -18,7 +18,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import facts
 from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.reward_runner import RewardRunner
+from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices.randomness import host_seed
@@ -70,16 +70,12 @@ def run(
   """
   if c.sft.reuse:
     return trained.sft(c, model=model, output=output)
-  rewards = functools.partial(
-      scorer.rewards,
-      c,
-      reward_runner,
-      model=model,
-      tok=tok,
-      mesh=model.mesh,
-      display=output.display,
-      trained_yet=False,
-  )
+
+  @functools.cache
+  def rewards() -> Rewards:
+    shared = dict(model=model, tok=tok, mesh=model.mesh, display=output.display)
+    return scorer.rewards(c, reward_runner, **shared, trained_yet=False)
+
   evaluate = functools.partial(
       evaluate_lib.evaluate,
       c,
@@ -88,7 +84,7 @@ def run(
       row_source=row_source,
       tok=tok,
       engine=engine,
-      rewards=functools.cache(rewards),
+      rewards=rewards,
       environments=environments,
   )
   params = None
