@@ -73,14 +73,26 @@ def flags(parser) -> None:
 
 
 def measure(given) -> dict:
-  """Replays a step of each finished run; returns the numbers of its tokens."""
-  found = []
+  """Replays a step of each finished run; returns the numbers of its tokens.
+
+  Of runs without a work directory, the numbers of an earlier call are kept.
+  """
+  known = {
+      (x["tokens"], x["row"], x["seed"]): x
+      for x in results.read(NAME).get("runs", ())
+  }
+  found, lost = [], 0
   for tokens, name in LADDERS.items():
     for run in results.read(name).get("runs", ()):
       if run["row"] not in REPLAYED:
         continue
       place = f"{ablate.slug(run['row'])}-{run['seed']}"
       workdir = given.runs / name / place
+      if not workdir.exists():
+        of_run = known.get((tokens, run["row"], run["seed"]))
+        found += [of_run] * bool(of_run)
+        lost += not of_run
+        continue
       arrays = workdir / "replay" / f"step-{STEP}" / "arrays.npz"
       if not arrays.exists():
         stage = ["--stage=replay", f"--step={STEP}", f"--workdir={workdir}"]
@@ -90,6 +102,8 @@ def measure(given) -> dict:
           dict(tokens=tokens, row=run["row"], seed=run["seed"])
           | first_token(arrays)
       )
+  if lost:
+    print(f"{lost} runs have no work directory in {given.runs}: left out")
   if not found:
     raise SystemExit("there are no finished runs; run the two ablations first")
   environment = results.read(LADDERS[found[0]["tokens"]])["environment"]
