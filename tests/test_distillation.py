@@ -85,6 +85,7 @@ def test_the_gradient_by_hand_is_that_of_the_definition(beta):
   close(got[1], wanted[1])
 
 
+@pytest.mark.slow
 def test_log_probs_entropy_and_divergence_of_another_model():
   """Their gradients are those of the softmax over all logits at once."""
   small = dataclasses.replace(tiny.CFG, layers=1, tokens=len(tiny.TOK))

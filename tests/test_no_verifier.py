@@ -267,8 +267,8 @@ def test_the_summary_and_the_alerts_without_a_verifier(tmp_path):
   assert step_logger._headline({"critic/rewards/mean": 1}) == dict(reward=1.0)
 
 
-def test_the_evaluation_after_sft_scores_the_terms_without_a_model(tmp_path):
-  """A reward model is trained after SFT; the others are scored everywhere."""
+@pytest.mark.slow
+def test_the_evaluation_after_sft_scores_the_reward(tmp_path):
   session = tiny_session.make_session(
       tmp_path, sft__habits__steps=0, reward__functions="length*-1"
   )
@@ -277,8 +277,13 @@ def test_the_evaluation_after_sft_scores_the_terms_without_a_model(tmp_path):
   *_, last = tiny_session.logged(tmp_path)
   assert last["stage"] == "sft"
   assert last["val-aux/arithmetic/reward/length/mean"] > 0
+
+
+def test_terms_with_a_reward_model_wait_until_it_is_trained(tmp_path):
+  session = tiny_session.make_session(tmp_path)
+  (tmp_path / "judge").mkdir()
   tiny_session.set_field(
-      session.c, "reward.functions", f"{tmp_path / 'checkpoints'},length*-1"
+      session.c, "reward.functions", f"{tmp_path / 'judge'},length*-1"
   )
   assert len(build_step.terms(session.c)) == 2
   found = tiny_session.call(

@@ -357,6 +357,7 @@ def test_a_set_without_a_protocol_is_sampled_by_the_config():
     assert not published.sampling(source, {"rollout.max_tokens": 9})
 
 
+@pytest.mark.slow
 def test_one_command_samples_each_set_by_its_protocol(tmp_path, monkeypatch):
   """Three protocols of small sizes; responses equal those of such a config."""
   session = tiny_session.make_session(

@@ -29,6 +29,7 @@ COEFS = dict(kl=jnp.float32(0), entropy=jnp.float32(0))
 COEF, SLOTS = 0.3, tiny.P + tiny.T
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_sum_of_both():
   """Each stream has rows, weights and a denominator of its own.
 
