@@ -82,6 +82,7 @@ def test_yes_and_no(text, answer):
         *[("True\n\nAnswer: Uncertain", "Uncertain"), ("A\nA", "A")],
         *[("A) True", "A"), ("(B) False.", "B"), (" A\n------\nContext:", "A")],
         *[(" B) False\n------\nContext:\nIt is A", "B")],
+        *[("B. I will check.\n------\nAnswer: A", "A")],
         *[("So far:\n------\nAnswer: A", "A"), ("True\n------\nIf", "True")],
     ],
 )

@@ -19,7 +19,8 @@ _OTHER = re.compile(
 )
 # The text of a choice may be one of the words: "A) True".
 _TEXT = re.compile(rf"\s*{_WORD.pattern}\W*", re.IGNORECASE)
-# A base model goes on with the next example of the prompt of FOLIO.
+# After its choice, a base model continues with the next example of the prompt of
+# FOLIO.
 _NEXT_EXAMPLE = "\n------"
 # Words that may occur in the reason of a choice, but not in a list of choices.
 _NEXT = re.compile(r"[\s,;/|&]*(?:uncertain|unknown)\b", re.IGNORECASE)
@@ -51,7 +52,7 @@ def answer(text: str) -> str | None:
   It is 'A' to 'J', 'yes' or 'no' (also for true and false), or 'uncertain'.
   """
   first, rule, _ = text.partition(_NEXT_EXAMPLE)
-  if rule and (chosen := _read(first)):
+  if rule and len(first.split()) <= 2 and (chosen := _read(first)):
     return chosen
   found = final_answer.final(text)
   chosen = _read(found) if found else None
