@@ -19,8 +19,8 @@ _OTHER = re.compile(
 )
 # The text of a choice may be one of the words: "A) True".
 _TEXT = re.compile(rf"\s*{_WORD.pattern}\W*", re.IGNORECASE)
-# After its choice, a base model continues with the next example of the prompt of
-# FOLIO.
+# After its choice, a base model continues with a next example, as the prompt of
+# FOLIO does.
 _NEXT_EXAMPLE = "\n------"
 # Words that may occur in the reason of a choice, but not in a list of choices.
 _NEXT = re.compile(r"[\s,;/|&]*(?:uncertain|unknown)\b", re.IGNORECASE)
