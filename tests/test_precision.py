@@ -23,6 +23,7 @@ def test_bfloat16_samples_from_the_policy_that_learns():
   assert found.mean() < 1e-3 and found.max() <= 0.01
 
 
+@pytest.mark.slow
 def test_float32_samples_from_the_policy_that_learns():
   params = precision.sharp(SMALL, 0)
   assert precision.gaps(params, SMALL, "same", "same", **FEW).max() < 1e-4

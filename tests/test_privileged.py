@@ -134,6 +134,7 @@ def log_probs(params, tokens_BL, start_B):
   return jax.nn.log_softmax(logits_BLV[:, -tiny.T - 1 : -1])
 
 
+@pytest.mark.slow
 def test_the_teacher_is_the_policy_that_has_read_the_answer():
   """The gradient of KL(p || q) has none of the teacher q, which is p itself.
 
