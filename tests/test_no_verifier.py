@@ -18,7 +18,7 @@ from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy, results, set_table
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
-from rl_reason.stages import build_step, scorer, sft
+from rl_reason.stages import build_step, sft
 from rl_reason.tasks import Row, reward_terms
 
 TASK = """
@@ -280,13 +280,12 @@ def test_the_evaluation_after_sft_scores_the_reward(tmp_path):
 
 
 def test_terms_with_a_reward_model_wait_until_it_is_trained(tmp_path):
-  session = tiny_session.make_session(tmp_path)
+  c = tiny_session.tiny_config()
+  assert not sft._scores(c)
   (tmp_path / "judge").mkdir()
-  tiny_session.set_field(
-      session.c, "reward.functions", f"{tmp_path / 'judge'},length*-1"
-  )
-  assert len(build_step.terms(session.c)) == 2
-  found = tiny_session.call(
-      scorer.rewards, session, session.reward_runner, trained_yet=False
-  )
-  assert found.labels == ["length"]
+  for terms, scored in (
+      ("length*-1", True),
+      (f"{tmp_path / 'judge'},length*-1", False),
+  ):
+    tiny_session.set_field(c, "reward.functions", terms)
+    assert sft._scores(c) == scored

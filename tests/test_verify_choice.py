@@ -83,7 +83,9 @@ def test_yes_and_no(text, answer):
         *[("A) True", "A"), ("(B) False.", "B"), (" A\n------\nContext:", "A")],
         *[(" B) False\n------\nContext:\nIt is A", "B")],
         *[("B. I will check.\n------\nAnswer: A", "A")],
-        *[("So far:\n------\nAnswer: A", "A"), ("True\n------\nIf", "True")],
+        *[("So far:\n------\nAnswer: A", "A"), ("True\n------\nCon", "True")],
+        *[("Option A\n------\nfails.\n\nAnswer: B", "B")],
+        *[("True\n------\n\nAnswer: Uncertain", "Uncertain")],
     ],
 )
 def test_three_values(text, reference):

@@ -182,6 +182,8 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return False  # the shards decide which groups are complete in time
     if name == "rollout.slots" and new.get("rollout.partial_groups"):
       return False  # and so do the slots
+    if name == "data.programs" and new.get("task.name") != "files":
+      return True  # only rows of files have programs
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
     if name.startswith("generate.") and new.get("rounds.count"):

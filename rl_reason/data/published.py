@@ -115,8 +115,8 @@ class Protocol(NamedTuple):
     """The number of solved tasks with which a prompt begins."""
     if not self.shots:
       return 0
-    end = self.response.rpartition("}")[2]
-    return prompt.removeprefix(self.shots.head).count(end)
+    end, head = self.response.rpartition("}")[2], self.shots.head
+    return (prompt.partition(head)[2] if head else prompt).count(end)
 
 
 _ANSWER = "{solution}\nAnswer: {answer}"
@@ -154,7 +154,7 @@ def _folio(row: Mapping[str, Any]) -> str:
 def _option(row: Mapping[str, Any]) -> str:
   """The letter of the label of FOLIO; a label of another form stays."""
   letters = {"yes": "A", "no": "B", "uncertain": "C"}
-  return letters.get(choice.answer(row["label"]) or "", row["label"])
+  return letters.get(choice.answer(str(row["label"])) or "", row["label"])
 
 
 PUBLISHED = {

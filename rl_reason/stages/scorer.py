@@ -15,25 +15,13 @@ from rl_reason.training import packing, step
 
 
 def rewards(
-    c,
-    runner: RewardRunner,
-    *,
-    model,
-    tok: Any,
-    mesh,
-    display: Display,
-    trained_yet: bool = True,
+    c, runner: RewardRunner, *, model, tok: Any, mesh, display: Display
 ) -> Rewards:
   """The terms of the reward; loads the reward models, which score on `mesh`.
 
-  Reward models read the tokens of the run's `model`. Before they are trained
-  (`trained_yet` False), terms with a reward model are left out.
+  Reward models read the tokens of the run's `model`.
   """
-  found = tuple(
-      x
-      for x in build_step.terms(c)
-      if trained_yet or not reward_terms.models_of(x.name)
-  )
+  found = build_step.terms(c)
   scored = model._replace(mesh=mesh)
   models = {
       name: reward_model(c, name, scored, tok, display)

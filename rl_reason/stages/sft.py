@@ -25,6 +25,7 @@ from rl_reason.devices.randomness import host_seed
 from rl_reason.models import decoder
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
+    build_step,
     demonstrations,
     evaluate as evaluate_lib,
     optimizers,
@@ -35,6 +36,7 @@ from rl_reason.stages import (
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 from rl_reason.stages.trained import PHASES
+from rl_reason.tasks import reward_terms
 
 # What random keys of the data are made of: with other names the built-in tasks
 # would have other demonstrations.
@@ -74,7 +76,7 @@ def run(
   @functools.cache
   def rewards() -> Rewards:
     shared = dict(model=model, tok=tok, mesh=model.mesh, display=output.display)
-    return scorer.rewards(c, reward_runner, **shared, trained_yet=False)
+    return scorer.rewards(c, reward_runner, **shared)
 
   evaluate = functools.partial(
       evaluate_lib.evaluate,
@@ -84,7 +86,7 @@ def run(
       row_source=row_source,
       tok=tok,
       engine=engine,
-      rewards=rewards,
+      rewards=rewards if _scores(c) else None,
       environments=environments,
   )
   params = None
@@ -228,6 +230,12 @@ def batches(
   seed = host_seed(c.seed, f"samples of {purpose}")
   counted(sum(map(len, parts)))
   return sample_files.iterate(parts, weights, seed, batch)
+
+
+def _scores(c) -> bool:
+  """Whether the reward scores the evaluation: a model is not trained yet."""
+  terms = build_step.terms(c)
+  return bool(terms) and not any(reward_terms.models_of(x.name) for x in terms)
 
 
 def _evaluate(

@@ -51,8 +51,9 @@ def answer(text: str) -> str | None:
 
   It is 'A' to 'J', 'yes' or 'no' (also for true and false), or 'uncertain'.
   """
-  first, rule, _ = text.partition(_NEXT_EXAMPLE)
-  if rule and len(first.split()) <= 2 and (chosen := _read(first)):
+  first, rule, rest = text.partition(_NEXT_EXAMPLE)
+  ends = rule and "Context:".startswith(rest.strip()[:8])
+  if ends and len(first.split()) <= 2 and (chosen := _read(first)):
     return chosen
   found = final_answer.final(text)
   chosen = _read(found) if found else None
