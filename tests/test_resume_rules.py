@@ -98,3 +98,10 @@ def test_the_tables_name_fields():
   prefixes = *resume_rules.FREE, *resume_rules.VALUES
   unused = [x for x in prefixes if not any(y.startswith(x) for y in OLD)]
   assert unused == ["content.", "advantage.args.gamma"]
+
+
+@pytest.mark.parametrize(("task", "matters"), [("files", True), ("xor", False)])
+def test_a_number_of_programs_matters_to_rows_of_files(task, matters):
+  old = {"task.name": task, "data.programs": 32}
+  found = differences(old, old | {"data.programs": 0})
+  assert found == ["data.programs: 32 -> 0"] * matters
