@@ -191,6 +191,35 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
   )
 
 
+def test_what_sft_imitates_decides_whether_data_are_prepared_again(
+    make, tmp_path, monkeypatch
+):
+  """Only of programs to train on, whose number no field gives."""
+  monkeypatch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
+  monkeypatch.setattr(screening.ReferenceChecker, "rejects", lambda *_: None)
+  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=["no"])
+  mbpp = f"@{write(tmp_path / 'mbpp.jsonl', [test])}"
+  c = make(FIVE[:1], template="math=qwen_boxed,code=code")
+  math, evaluate, said = c.data.train, c.data.evaluate, []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+
+  def is_made_again(workdir="run", **fields):
+    said.clear()
+    c.sft.update(fields)
+    prepare.run(c, tmp_path / workdir, screen, threading.Event())
+    return not any("prepared already" in line for line in said)
+
+  c.data.train = f"{math},mbpp:train{mbpp}"
+  assert is_made_again(steps=0) and not is_made_again(steps=0)
+  assert is_made_again(steps=9) and not is_made_again(steps=8)
+  assert is_made_again(samples="x.jsonl"), "SFT imitates the file alone"
+  assert not is_made_again(samples="", steps=0)
+  c.data.programs = 1
+  assert is_made_again(steps=0) and not is_made_again(steps=9)
+  c.data.update(programs=0, train=math, evaluate=f"{evaluate},mbpp{mbpp}")
+  assert is_made_again(steps=0) and not is_made_again(steps=9)
+
+
 def test_programs_that_cannot_be_verified_are_said(make, tmp_path):
   """Their verifier raises here, as without a sandbox; SFT imitates them."""
   test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=["no"])

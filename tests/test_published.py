@@ -11,10 +11,16 @@ import test_known_sets
 import tiny_data
 import tiny_session
 
-from rl_reason import tasks
+from rl_reason import tasks, verifiers
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.data import held_out, known_sets, published, templates
+from rl_reason.data import (
+    held_out,
+    known_sets,
+    published,
+    screening,
+    templates,
+)
 from rl_reason.evaluation import results
 from rl_reason.stages import evaluate, prepare
 
@@ -215,6 +221,24 @@ def test_the_prompt_of_folio_begins_with_two_solved_rows(make, tmp_path, place):
   _, found = prepared(c, tmp_path / "plain")
   first, *_ = tiny_data.rows(found, "evaluate")
   assert first.answer == "True" and first.prompt == RAW["folio"][1]
+
+
+def test_the_answer_of_a_training_row_is_the_one_to_its_prompt(
+    make, tmp_path, monkeypatch
+):
+  """Repeated rows do not contradict each other; other labels do."""
+  monkeypatch.setitem(verifiers.KINDS, "choice", "rl_reason.verifiers.choice")
+  row = RAW["folio"][0]
+  rows = [row, row, row | {"conclusion": "R"}, row | {"conclusion": "S"}]
+  rows.append(rows[-1] | {"label": "False"})
+  path = tmp_path / "folio_train.jsonl"
+  path.write_text("".join(json.dumps(x) + "\n" for x in rows))
+  c = make((), template="choice=published,plain")
+  c.data.train, c.rollout.max_prompt = f"folio:train@{path}", 2000
+  _, found = prepared(c, tmp_path / "run")
+  assert [x.answer for x in tiny_data.rows(found)] == ["A", "A"]
+  dropped = {screening.DUPLICATE: 1, screening.CONTRADICTION: 2}
+  assert tiny_data.report(found)["dropped"] == dropped
 
 
 def aime(**fields):

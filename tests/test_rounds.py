@@ -320,13 +320,18 @@ def test_samples_are_read_as_they_are_and_counted(tmp_path):
 
 
 def test_samples_with_an_answer_and_no_verdict_are_said(tmp_path):
-  rows = [dict(prompt="1+2=", response=x, answer="3") for x in ("#4", "#3")]
-  rows[1]["correct"] = True
+  """Of rows that are imitated; without an answer, there is no verdict."""
+  texts = "#4", "#3", "#2", "#1", "#0", "123456789"
+  rows = [dict(prompt="1+2=", response=x, answer="3") for x in texts]
+  rows[1]["correct"], rows[2]["correct"] = True, None
+  rows[3]["answer"], rows[4]["answer"] = "", None
   said = []
   path = written(tmp_path, rows)
   args = "sft.samples", path, TOK, (4, 9), said.append
-  [[_, _]], _ = sample_files.read(*args)
-  assert said[1].startswith(f"warning: sft.samples: 1 rows of {path} have an")
+  sample_files.read(*args)
+  assert said[1].startswith(
+      f"warning: sft.samples: 2 of the 5 rows of {path} that are left have an"
+  )
 
 
 def test_generated_files_are_those_of_their_manifest(tmp_path):

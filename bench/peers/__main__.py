@@ -32,7 +32,11 @@ REQUIREMENTS = {
         *("aiohttp", "cachetools", "fastapi", "uvicorn"),
         "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
-    "areal": ["torch==2.13.0", "numpy"],  # of two functions of it
+    "areal": [  # only its mask of M2PO, a function of tensors, is compared
+        "torch==2.13.0",
+        "numpy",
+        "--extra-index-url=https://download.pytorch.org/whl/cpu",
+    ],
     "openrlhf": [
         *("torch==2.13.0", "transformers==5.15.0", "einops", "tqdm"),
         "packaging",

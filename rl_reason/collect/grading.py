@@ -44,7 +44,11 @@ def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def start_grading(
-    task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
+    task,
+    tok,
+    rollouts: Rollouts,
+    rows: Sequence[tasks.Row],
+    texts: list[str] | None = None,
 ) -> Callable[[], Grades]:
   """Starts to verify responses; returns a function that waits for the grades.
 
@@ -53,11 +57,13 @@ def start_grading(
     tok: the tokenizer.
     rollouts: B responses on the host.
     rows: of the task; each has B / len(rows) adjacent responses.
+    texts: of the responses, if they are not those of all tokens.
   """
-  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
-  texts = tokenizer.decode(
-      tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
-  )
+  if texts is None:
+    prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+    texts = tokenizer.decode(
+        tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
+    )
   group_size = len(texts) // len(rows)
   owner_B = owners(rollouts.ids_B)
   own_B = ~rollouts.truncated_B & (owner_B == jax.process_index())

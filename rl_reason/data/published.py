@@ -60,6 +60,8 @@ class Protocol(NamedTuple):
     temperature, top_p: of sampling; temperature 0 is greedy.
     tokens: maximum length of a response; 0 where the source has none.
     shots: the solved tasks that the source puts before the question.
+    stop: texts that end the response of a base model; those of code are part of
+      the reference answers.
     answer: the reference answer to this prompt, from the raw row; None for the
       answer of the set.
     chat: whether the prompt is a turn of a chat; base models continue a text.
@@ -74,6 +76,7 @@ class Protocol(NamedTuple):
   top_p: float = 1.0
   tokens: int = 0
   shots: Shots | None = None
+  stop: tuple[str, ...] = ()
   answer: Callable[[Mapping[str, Any]], str] | None = None
   chat: bool = True
 
@@ -237,6 +240,7 @@ PUBLISHED = {
                 " logical reasoning question. \n------\n"
             ),
         ),
+        stop=("------",),
         answer=_option,
         chat=False,
     ),

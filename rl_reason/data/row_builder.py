@@ -38,6 +38,14 @@ class RowBuilder:
   def _encode(self, text: str) -> list[int]:
     return tokenizer.encode(self._tok, [text])[0]
 
+  def answered(self, example: Example) -> Example:
+    """The example with the reference answer to its published prompt, if any."""
+    protocol = published.PUBLISHED.get(example.source)
+    template = templates.choose(self._data.template, example.kind)
+    if not (template.published and protocol and protocol.answer):
+      return example
+    return example._replace(answer=protocol.answer(example.columns))
+
   def build(
       self, example: Example, use: str, *, incorrect: bool = False
   ) -> dict | Fault:
@@ -63,8 +71,6 @@ class RowBuilder:
         reason = "it is a solved task of the published prompt"
         return Fault(reason, example.question)
       template = protocol.template(row, solved)
-      if protocol.answer:
-        example = example._replace(answer=protocol.answer(row))
     try:
       turns = templates.messages(question, template, d.system, example.turns)
       if len(turns) > 1 and not d.chat:

@@ -76,12 +76,20 @@ def read(
           " generate.samples, or choose another source"
       )
     say(f"{field}: {text}")
-    unjudged = sum("answer" in x and "correct" not in x for x in raw)
+    unjudged = len(
+        {
+            row
+            for row, fields in zip(rows, raw, strict=True)
+            if fields.get("answer") not in (None, "")
+            and fields.get("correct") is None
+        }.intersection(kept)
+    )
     if unjudged and not pairs:
       say(
-          f"warning: {field}: {unjudged:,} rows of {source.text} have an"
-          " answer and no verdict (correct), and are imitated unverified: name"
-          " the source in data.train, whose responses are verified"
+          f"warning: {field}: {unjudged:,} of the {len(kept):,} rows of"
+          f" {source.text} that are left have an answer and no verdict"
+          " (correct), and are imitated unverified: name the source in"
+          " data.train, whose responses are verified"
       )
     parts.append(kept)
     weights.append(weight)

@@ -21,6 +21,7 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
+from rl_reason.evaluation import stop_texts
 from rl_reason.evaluation.statistics import (
     Bin,
     best_of_k,
@@ -111,6 +112,7 @@ def respond(
     num_lines: int,
     progress: Callable[[str], None],
     mean_of: int,
+    style: str = "",
     sampling: Mapping[str, Any] = types.MappingProxyType({}),
     rewards: Callable[[], Rewards] | None = None,
 ) -> Responses:
@@ -128,6 +130,7 @@ def respond(
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
     mean_of: samples of each prompt in mean@k.
+    style: data.template, which says where responses to known sets stop.
     sampling: fields of the config that the protocol of the set replaced.
     rewards: gives the terms of the reward, which are scored on all responses
       and measure rows without a verifier; None: nothing is scored.
@@ -149,6 +152,12 @@ def respond(
     rollouts, episodes = sample(filled, range(first, first + batch))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
+    # Stop as the source of the set does, since base models rarely end.
+    cut: list[str] | None = None
+    stop_N = [stop_texts.of_row(row, style) for row in filled]
+    if any(stop_N) and episodes is None:
+      stop_B = [stop for stop in stop_N for _ in range(group_size)]
+      rollouts, cut = stop_texts.cut(tok, rollouts, stop_B)
     if rewards is not None:
       rows_B = [row for row in filled for _ in range(group_size)]
       count = len(part) * group_size
@@ -163,7 +172,9 @@ def respond(
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
     if episodes is None:
-      wait = grading.start_grading(task, tok, rollouts, part)
+      wait = grading.start_grading(
+          task, tok, rollouts, part, None if cut is None else real(cut)
+      )
       texts_B, correct_B, failed = wait()
     else:
       texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)

@@ -189,14 +189,14 @@ def run(
 def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
   """Bases and rows in the order in which they start.
 
-  The bases of a seed start `ahead` seeds before its rows, and their own bases
-  one seed earlier, so that few processes wait for a base, and a study that is
-  cut short has whole seeds.
+  The rows of a seed start after its bases and those of the next `ahead` - 1
+  seeds. Bases of bases start one seed earlier still. So few processes wait for
+  a base, and a study that is cut short has whole seeds.
 
   Args:
     bases: jobs that rows, or other bases, need.
     rows: the other jobs.
-    ahead: number of seeds.
+    ahead: number of seeds, at least 1.
   """
   places = {x.workdir: x for x in bases}
   seeds: dict[int, list[Job]] = {}
@@ -214,7 +214,7 @@ def ordered(bases: Sequence[Job], rows: Sequence[Job], ahead: int) -> list[Job]:
   of_seeds = list(seeds.values())
   for n, group in enumerate(of_seeds):
     for level in range(deepest + 1):
-      window = of_seeds[n : n + max(ahead, 1) + deepest - level]
+      window = of_seeds[n : n + ahead + deepest - level]
       found = [x for row in itertools.chain(*window) for x in needed(row)]
       for job in found:  # grows by the bases of bases
         found += needed(job)

@@ -518,6 +518,7 @@ def evaluate(
         num_lines=c.log.samples,
         progress=progress,
         mean_of=of_set.evaluate.mean_of,
+        style=c.data.template,
         sampling=changed,
         rewards=rewards,
     )

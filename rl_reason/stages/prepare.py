@@ -93,6 +93,10 @@ class _Preparation:
     while batch := list(itertools.islice(examples, AHEAD)):
       # Workers verify the reference answers, and the responses that SFT would
       # imitate, of the whole batch meanwhile.
+      batch = [
+          self._builder.answered(x) if isinstance(x, Example) else x
+          for x in batch
+      ]
       found = [x for x in batch if isinstance(x, Example)]
       self._references.submit(found)
       programs = [x for x in found if self._program(x)]
@@ -217,16 +221,20 @@ class _Preparation:
 
 def _imitates(config) -> bool:
   """Whether the run imitates responses of rows, in SFT or beside RL."""
-  own = config.sft.steps and not config.sft.reuse
+  own = config.sft.steps and not (config.sft.reuse or config.sft.samples)
   return bool(own or config.streams.sft)
 
 
 def _identity(
-    config, tok_path: str, sources: list[datasets.Source], solved: str
+    config, tok_path: str, parts_of: dict[str, list], solved: str
 ) -> str:
-  """A hash of everything that a preparation depends on."""
+  """A hash of everything that a preparation depends on.
+
+  `parts_of` has the sources with their weights by use.
+  """
   # reward.seconds decides which reference answers take too long to verify.
   names = "tokenizer rollout.max_prompt rollout.max_tokens reward.seconds"
+  sources = [source for used in parts_of.values() for source, _ in used]
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
@@ -236,7 +244,9 @@ def _identity(
     parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
   parts += [solved] * bool(solved)
-  if "code" in [facts.kind_of_rows(config, x) for x in sources]:
+  trained = [facts.kind_of_rows(config, x) for x, _ in parts_of["train"]]
+  # SFT decides how many programs run, unless data.programs says so.
+  if "code" in trained and not config.data.programs:
     parts += ["imitated"] * _imitates(config)
   parts += [
       f"{name}={value}"
@@ -382,7 +392,7 @@ def run(
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     asked_verbatim = [x for x in sources if _published(config, x)]
     solved = solved_tasks.find(asked_verbatim)
-    identity = _identity(config, tok_path, sources, "".join(solved.values()))
+    identity = _identity(config, tok_path, parts, "".join(solved.values()))
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:

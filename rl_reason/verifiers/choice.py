@@ -19,9 +19,6 @@ _OTHER = re.compile(
 )
 # The text of a choice may be one of the words: "A) True".
 _TEXT = re.compile(rf"\s*{_WORD.pattern}\W*", re.IGNORECASE)
-# After its choice, a base model continues with a next example, as the prompt of
-# FOLIO does.
-_NEXT_EXAMPLE = "\n------"
 # Words that may occur in the reason of a choice, but not in a list of choices.
 _NEXT = re.compile(r"[\s,;/|&]*(?:uncertain|unknown)\b", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -51,10 +48,6 @@ def answer(text: str) -> str | None:
 
   It is 'A' to 'J', 'yes' or 'no' (also for true and false), or 'uncertain'.
   """
-  first, rule, rest = text.partition(_NEXT_EXAMPLE)
-  ends = rule and "Context:".startswith(rest.strip()[:8])
-  if ends and len(first.split()) <= 2 and (chosen := _read(first)):
-    return chosen
   found = final_answer.final(text)
   chosen = _read(found) if found else None
   last = [line for line in text.split("\n") if line.strip()][-2:]

@@ -101,6 +101,12 @@ def completion(text: str, stop: tuple[str, ...]) -> str:
   return re.split("|".join(map(re.escape, used)), text, maxsplit=1)[0]
 
 
+def stop_texts(reference: str) -> tuple[str, ...]:
+  """The stop sequences of a reference answer; () without any."""
+  problem = _problem(reference)
+  return problem.stop if isinstance(problem, Calls) else ()
+
+
 def _source(text: str, problem: Calls | Streams) -> str | None:
   """The program of a response to a problem."""
   if isinstance(problem, Calls):
