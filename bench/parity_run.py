@@ -1,15 +1,16 @@
-"""The same GRPO run by TRL and by this package: learning curves.
+"""The same GRPO run by TRL, by tunix and by this package: learning curves.
 
-  python -m bench.peers --install trl     # once
+  python -m bench.peers --install trl     # once; and tunix
   python -m bench.parity_run              # resumable; --seeds, --rows: a part
   python -m bench.parity_run --collect    # the data of the runs made so far
   python -m bench.parity_run --table      # only page and figure, from the data
 
 One checkpoint in the format of transformers, one tokenizer, one file of rows
 and one reward function (`bench/peers/parity_reward.py`) go through
-`GRPOTrainer` and through `configs/trl_grpo.py`, whose fields are the defaults
-of TRL. `KNOBS` is what else both are given. A seed fixes the prompts of each
-rollout, which are the same in both; the sampling noise is each library's own.
+`GRPOTrainer` of TRL, `GRPOLearner` of tunix and `configs/trl_grpo.py`, whose
+fields are the defaults of TRL. `KNOBS` is what else all are given. A seed fixes
+the prompts of each rollout, which are the same in all; the sampling noise is
+each library's own.
 Controls are runs of this package with one knob off: what the comparison would
 have noticed. `replay` compares the updates on the same samples.
 results/plans/parity_run.md has the hypotheses.
@@ -21,7 +22,7 @@ import json
 import pathlib
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,8 +97,10 @@ CONTROLS = {  # rows of this package with one knob off
 OURS_FIXED, TRL_FIXED = "rl_reason, fixed policy", "TRL, fixed policy"
 FIXED_RATE = 1e-12
 FIXED_SEEDS = 4
-PEERS = (TRL, TRL_FIXED)
-ROWS = (OURS, TRL, *CONTROLS, OURS_FIXED, TRL_FIXED)
+# tunix as it is, and with the EOS of responses in its loss.
+TUNIX, TUNIX_EOS = "tunix", "tunix, EOS in the loss"
+PEERS = {TRL: "trl", TRL_FIXED: "trl", TUNIX: "tunix", TUNIX_EOS: "tunix"}
+ROWS = (OURS, TRL, *CONTROLS, OURS_FIXED, TRL_FIXED, TUNIX, TUNIX_EOS)
 ABOUT = {  # what differs from TRL
     OURS: "nothing",
     "learning rate x 0.7": "`optimizer.lr` 3.5e-5",
@@ -182,8 +185,23 @@ def fields(seed: int, row: str = OURS) -> dict[str, Any]:
 
 
 def options(seed: int, row: str = TRL) -> dict[str, Any]:
-  """Returns the fields of `GRPOConfig` that are not its defaults."""
+  """What a peer is told of the run.
+
+  For TRL these are the fields of `GRPOConfig` that are not its defaults.
+  """
   out = {field: value for *_, (field, value) in KNOBS}
+  if PEERS[row] == "tunix":
+    return dict(
+        rollouts=ROLLOUTS,
+        prompts=PROMPTS,
+        group=GROUP,
+        iterations=EPOCHS,
+        tokens=out["max_completion_length"],
+        prompt_tokens=OTHERS["rollout.max_prompt"],
+        lr=out["learning_rate"],
+        seed=seed,
+        eos=row == TUNIX_EOS,
+    )
   if row == TRL_FIXED:
     out["learning_rate"] = FIXED_RATE
   return out | dict(seed=seed, shuffle_dataset=False)  # rows are in order
@@ -193,7 +211,7 @@ def options(seed: int, row: str = TRL) -> dict[str, Any]:
 
 
 def place(row: str, seed: int) -> pathlib.Path:
-  """The work directory of a run, or the file of a run of TRL."""
+  """The work directory of a run, or the file of a run of a peer."""
   name = f"{ablate.slug(row)}-{seed}"
   return PLACE / (f"{name}.json" if row in PEERS else name)
 
@@ -204,26 +222,26 @@ def job(row: str, seed: int) -> jobs.Job:
 
 
 def given(seed: int, row: str = TRL) -> dict[str, Any]:
-  """The job of a run of TRL."""
+  """The job of a run of a peer."""
   rows, weights = prompts(seed), str(make_model())
   return dict(weights=weights, rows=rows, options=options(seed, row), out=None)
 
 
-def call_trl(task: dict[str, Any]) -> dict[str, Any]:
-  """Runs a job of TRL in its environment.
+def call_peer(name: str, task: dict[str, Any]) -> dict[str, Any]:
+  """Runs a job of a peer in its environment.
 
   Raises:
-    SystemExit: TRL is not installed, failed, or trained on other prompts.
+    SystemExit: the peer is not installed, failed, or trained on other prompts.
   """
-  python = harness.ENVIRONMENTS / "trl" / "bin" / "python"
+  python = harness.ENVIRONMENTS / name / "bin" / "python"
   if not python.exists():
     raise SystemExit(
-        f"{python} does not exist; run python -m bench.peers --install trl"
+        f"{python} does not exist; run python -m bench.peers --install {name}"
     )
-  log = PLACE / "trl.log"
+  log = PLACE / f"{name}.log"
   with log.open("a") as errors:
     done = subprocess.run(
-        [python, "-m", "bench.peers.parity_trl"],
+        [python, "-m", f"bench.peers.parity_{name}"],
         input=json.dumps(task),
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -231,21 +249,22 @@ def call_trl(task: dict[str, Any]) -> dict[str, Any]:
         text=True,
     )
   if done.returncode:
-    raise SystemExit(f"TRL: exit code {done.returncode}, see {log}")
+    raise SystemExit(f"{name}: exit code {done.returncode}, see {log}")
   found = json.loads(done.stdout)
   if sum(found.pop("prompts"), []) != [x["prompt"] for x in task["rows"]]:
-    raise SystemExit("TRL: trained on other prompts, or in another order")
+    raise SystemExit(f"{name}: trained on other prompts, or in another order")
   return found
 
 
-def run_trl(row: str, seed: int) -> None:
-  """Makes a run of TRL, unless its file exists."""
+def run_peer(row: str, seed: int) -> None:
+  """Makes a run of a peer, unless its file exists."""
   out = place(row, seed)
   if not out.exists():
     jobs.say(f"{row}, seed {seed}: started")
     load = results.load()
-    found = call_trl(given(seed, row))
-    json_files.write_json(out, found | dict(load=load))
+    found = call_peer(PEERS[row], given(seed, row))
+    about = dict(load=load, commit=results.commit())
+    json_files.write_json(out, found | about)
     jobs.say(f"{row}, seed {seed}: done after {found['seconds']:.0f} s")
 
 
@@ -264,7 +283,7 @@ def replay() -> dict[str, Any]:
   task = given(DEVELOPMENT) | dict(out=str(out))
   task["rows"] = task["rows"][: REPLAYED * PROMPTS]
   task["options"]["max_steps"] = REPLAYED * EPOCHS
-  peer = call_trl(task)
+  peer = call_peer("trl", task)
   c = config_files.read("configs/trl_grpo.py")
   changes = {
       name: value
@@ -297,10 +316,10 @@ def replay() -> dict[str, Any]:
 
 def read(row: str, seed: int) -> dict[str, Any]:
   """The measures of a finished run by rollout, and its seconds."""
-  which = int(row in PEERS)
+  which = int(PEERS.get(row) == "trl")
   if row in PEERS:
     found = json.loads(place(row, seed).read_text())
-    lines = of_rollouts(found["log"])
+    lines = of_rollouts(found["log"]) if which else found["log"]
     seconds, load = found["seconds"], found["load"]
   else:
     log = run_log.read_metrics(place(row, seed))
@@ -308,9 +327,12 @@ def read(row: str, seed: int) -> dict[str, Any]:
     check_prompts(place(row, seed), seed)
     seconds = sum(x["timing_s/step"] for x in lines)
     load = job(row, seed).record()["load"]
+  keys = {name: both[which] for name, both in MEASURES.items()}
+  if PEERS.get(row) == "tunix":  # it is asked for the first measures only
+    keys = {name: name for name in MEASURES if name in lines[0]}
   curves = {
-      name: [float(f"{x[keys[which]]:.5g}") for x in lines]
-      for name, keys in MEASURES.items()
+      name: [float(f"{x[key]:.5g}") for x in lines]
+      for name, key in keys.items()
   }
   return dict(row=row, seed=seed, seconds=round(seconds, 1), load=load) | curves
 
@@ -446,7 +468,11 @@ def finished(row: str, seed: int) -> bool:
 
 
 def measure(flags) -> dict:
-  """Makes the missing runs; returns the data of all runs made so far."""
+  """Makes the missing runs; returns the data of all runs made so far.
+
+  Runs of the repository that were not made again stay, if their checkpoint was
+  the same.
+  """
   kept = PLACE / "replay.json"
   asked = not flags.collect and TRL in flags.rows
   if asked and not kept.exists():
@@ -457,35 +483,51 @@ def measure(flags) -> dict:
     if row in (OURS_FIXED, TRL_FIXED) and seed not in SEEDS[:FIXED_SEEDS]:
       continue
     if row in PEERS:
-      run_trl(row, seed)
+      run_peer(row, seed)
     else:
       one, load = job(row, seed), results.load()
       if not one.finished():
         runs.make([one])
         one.update_record(load=load)
   made = [x for x in itertools.product(SEEDS, ROWS) if finished(x[1], x[0])]
-  weights = (make_model() / "model.safetensors").read_bytes()
+  model = (make_model() / "model.safetensors").read_bytes()
+  weights = hashlib.sha256(model).hexdigest()[:16]
+  before = results.read(NAME)
+  if before.get("weights") != weights:
+    before = {}
   versions = {
       row: json.loads(place(row, seed).read_text())["versions"]
       for seed, row in made
-      if row == TRL
+      if row in (TRL, TUNIX)
   }
   ours = [
       results.run_environment(place(row, seed))
       for seed, row in made
       if row not in PEERS
   ]
+  commits = {x["git commit"] for x in ours} | set(before.get("commits", []))
+  commits |= {
+      json.loads(place(row, seed).read_text())["commit"]
+      for seed, row in made
+      if row in PEERS
+  }
+  found = {(x["seed"], x["row"]): x for x in before.get("runs", [])}
+  found |= {(seed, row): read(row, seed) for seed, row in made}
   return dict(
       command="python -m bench.parity_run",
-      commits=sorted({x["git commit"] for x in ours}),
+      commits=sorted(commits),
       seeds=list(SEEDS),
       knobs=[list(x) for x in KNOBS],
       controls=CONTROLS,
-      weights=hashlib.sha256(weights).hexdigest()[:16],
-      runs=[read(row, seed) for seed, row in made],
-      replay=json.loads(kept.read_text()) if kept.exists() else None,
-      peers=versions,
-      environment=ours[0],
+      weights=weights,
+      runs=[
+          found[key] for key in itertools.product(SEEDS, ROWS) if key in found
+      ],
+      replay=json.loads(kept.read_text())
+      if kept.exists()
+      else before.get("replay"),
+      peers=before.get("peers", {}) | versions,
+      environment=[*ours, before.get("environment")][0],
   )
 
 
@@ -511,11 +553,9 @@ def verdicts(found: dict[str, Any]) -> list[bool | None]:
   ]
 
 
-def rows_of(result: dict) -> list[str]:
+def rows_of(result: dict, rows: Iterable[str] = (OURS, *CONTROLS)) -> list[str]:
   """The rows with at least two seeds that TRL has as well."""
-  return [
-      row for row in (OURS, *CONTROLS) if len(of_seeds(result, row, TRL)[0]) > 1
-  ]
+  return [x for x in rows if len(of_seeds(result, x, TRL)[0]) > 1]
 
 
 def page(result: dict) -> list[str]:
@@ -524,8 +564,9 @@ def page(result: dict) -> list[str]:
   found = compare(ours, trl)
   agree = verdicts(found)
   versions = result["peers"][TRL]
+  tunix = f" {result['peers'].get(TUNIX, {}).get('tunix', '')}".rstrip()
   out = [
-      "# The same GRPO run in TRL and here",
+      "# The same GRPO run in TRL, tunix and here",
       "",
       f"Made by `{result['command']}`; data in `parity_run.json`, hypotheses in"
       " [plans/parity_run.md](plans/parity_run.md).",
@@ -533,13 +574,13 @@ def page(result: dict) -> list[str]:
       "One checkpoint (the SFT model of the built-in task, 100k parameters),"
       " one tokenizer, one file of rows and one reward function, 1 for a"
       f" correct response and 0 for others, go through `GRPOTrainer` of TRL"
-      f" {versions['trl']} (torch {versions['torch']}) and through"
-      " `configs/trl_grpo.py`, both on a CPU in float32. A seed fixes the"
-      " prompts of each rollout, which are the same in both. The sampling noise"
-      " is each library's own, so that single runs differ, and only their"
-      " distribution over seeds can agree. The reward is the mean of the"
-      f" {PROMPTS * GROUP} responses of a rollout, in points (shares of 100)."
-      " `GRPOLearner` of tunix, which the plan names, was not run.",
+      f" {versions['trl']} (torch {versions['torch']}), through `GRPOLearner`"
+      f" of tunix{tunix} and through `configs/trl_grpo.py`, all on a CPU in"
+      " float32. A seed fixes the prompts of each rollout, which are the same"
+      " in all. The sampling noise is each library's own, so that single runs"
+      " differ, and only their distribution over seeds can agree. The reward is"
+      f" the mean of the {PROMPTS * GROUP} responses of a rollout, in points"
+      " (shares of 100).",
       "",
       f"![reward by rollout]({NAME}.png)",
       "",
@@ -581,22 +622,7 @@ def page(result: dict) -> list[str]:
       "|---" * 8 + "|",
   ]
   for row in rows_of(result):
-    pair = of_seeds(result, row, TRL)
-    one = compare(*pair)
-    held = verdicts(one)
-    overlaps = sum(x["overlap"] for x in one["steps"])
-    out.append(
-        results.row(
-            row,
-            ABOUT[row],
-            len(pair[0]),
-            f"{overlaps} of {len(one['steps'])}",
-            points(one["difference"], "+"),
-            f"{100 * one['area']:.2f}",
-            f"{one['p']:.1%}",
-            "refuted" if False in held else "not refuted",
-        )
-    )
+    out.append(_tests(result, row, TRL, ABOUT[row]))
   missing = [row for row in CONTROLS if row not in rows_of(result)]
   if missing:
     out += ["", f"These rows have not run yet: {', '.join(missing)}."]
@@ -604,11 +630,64 @@ def page(result: dict) -> list[str]:
       "",
       *_replayed(result["replay"]),
       *_samplers(result),
+      *_tunix(result),
       *_other_measures(result),
       *_knobs(result),
       *_seconds(result),
   ]
   return [*out, *results.footer(result)]
+
+
+def _tests(result: dict, row: str, other: str, about: str) -> str:
+  """The row of a table: the three tests of a row against another one."""
+  pair = of_seeds(result, row, other)
+  found = compare(*pair)
+  overlaps = sum(x["overlap"] for x in found["steps"])
+  return results.row(
+      row,
+      about,
+      len(pair[0]),
+      f"{overlaps} of {len(found['steps'])}",
+      points(found["difference"], "+"),
+      f"{100 * found['area']:.2f}",
+      f"{found['p']:.1%}",
+      "refuted" if False in verdicts(found) else "not refuted",
+  )
+
+
+def _tunix(result: dict) -> list[str]:
+  """tunix against this package; [] if it has not run."""
+  rows = [
+      x for x in (TUNIX, TUNIX_EOS) if len(of_seeds(result, x, OURS)[0]) > 1
+  ]
+  if not rows:
+    return []
+  about = {
+      TUNIX: "EOS of a response is not in the loss",
+      TUNIX_EOS: "nothing",
+  }
+  return [
+      "## tunix and rl_reason",
+      "",
+      "`GRPOLearner` gets the same knobs: 2 iterations of one optimizer step,"
+      " clip of .2, mean over all tokens, no KL, `optax.adamw` with TRL's"
+      " values, gradient clipping at 1. Two things differ in the code. The"
+      " standard deviation of a group has 1e-6 added, not 1e-4. The tokens of a"
+      " response end before EOS, so that EOS is not trained: the second row"
+      " adds EOS by a subclass of its rollout. `RolloutConfig.seed` is set for"
+      " each rollout; without it, all rollouts of all runs have the same noise."
+      " The same three tests against this package:",
+      "",
+      "| run | what differs | seeds | bands overlap | difference | distance"
+      " | permutations | the same as rl_reason |",
+      "|---" * 8 + "|",
+      *(_tests(result, row, OURS, about[row]) for row in rows),
+      "",
+      "| measure | rl_reason | tunix | difference |",
+      "|---|---|---|---|",
+      *_lines(result, TUNIX, OURS, ("reward", "length", "truncated")),
+      "",
+  ]
 
 
 def _partial(seeds: int) -> list[str]:
@@ -688,7 +767,13 @@ def _other_measures(result: dict) -> list[str]:
 
 def _measures(result: dict, one: str, other: str, names) -> list[str]:
   """The table of means over all rollouts of two rows, paired by seed."""
-  out = ["| measure | TRL | rl_reason | difference |", "|---|---|---|---|"]
+  head = ["| measure | TRL | rl_reason | difference |", "|---|---|---|---|"]
+  return [*head, *_lines(result, one, other, names), ""]
+
+
+def _lines(result: dict, one: str, other: str, names) -> list[str]:
+  """The lines of such a table: the other row, the row, the difference."""
+  out = []
   for name in names:
     one_N, other_N = (x.mean(1) for x in of_seeds(result, one, other, name))
     cells = [
@@ -696,7 +781,7 @@ def _measures(result: dict, one: str, other: str, names) -> list[str]:
         for x in (other_N, one_N, one_N - other_N)
     ]
     out.append(results.row(name, *cells))
-  return [*out, ""]
+  return out
 
 
 def _number(interval: Sequence[float | None]) -> str:
@@ -752,7 +837,7 @@ def _seconds(result: dict) -> list[str]:
 
 def figure(result: dict) -> dict:
   """Curves with bands, and the differences from TRL."""
-  rows = rows_of(result)
+  rows = rows_of(result, (OURS, *CONTROLS, TUNIX, TUNIX_EOS))
 
   def curve(row: str, color: int | str, other: str = TRL):
     curves_NS = of_seeds(result, row, other)[0]

@@ -62,7 +62,7 @@ def test_trl_runs_on_the_same_prompts_and_samples_alike(ours):
   """Before the first update, the same model has sampled for both."""
   if not (harness.ENVIRONMENTS / "trl" / "bin" / "python").exists():
     pytest.skip("python -m bench.peers --install trl")
-  parity_run.run_trl(parity_run.TRL, SEED)
+  parity_run.run_peer(parity_run.TRL, SEED)
   peer = parity_run.read(parity_run.TRL, SEED)
   assert len(peer["reward"]) == ROLLOUTS
   for name in ("length", "entropy"):
