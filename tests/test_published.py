@@ -229,15 +229,23 @@ def test_the_answer_of_a_training_row_is_the_one_to_its_prompt(
   """Repeated rows do not contradict each other; other labels do."""
   monkeypatch.setitem(verifiers.KINDS, "choice", "rl_reason.verifiers.choice")
   row = RAW["folio"][0]
-  rows = [row, row, row | {"conclusion": "R"}, row | {"conclusion": "S"}]
+  uncertain = row | {"conclusion": "R", "label": "Uncertain"}
+  rows = [row, row, uncertain, row | {"conclusion": "S"}]
   rows.append(rows[-1] | {"label": "False"})
+  lacking = row | {"conclusion": "T"}
+  del lacking["label"]
+  rows.append(lacking)
   path = tmp_path / "folio_train.jsonl"
   path.write_text("".join(json.dumps(x) + "\n" for x in rows))
   c = make((), template="choice=published,plain")
   c.data.train, c.rollout.max_prompt = f"folio:train@{path}", 2000
   _, found = prepared(c, tmp_path / "run")
-  assert [x.answer for x in tiny_data.rows(found)] == ["A", "A"]
-  dropped = {screening.DUPLICATE: 1, screening.CONTRADICTION: 2}
+  assert [x.answer for x in tiny_data.rows(found)] == ["A", "C"]
+  dropped = {
+      screening.DUPLICATE: 1,
+      screening.CONTRADICTION: 2,
+      screening.NO_ANSWER: 1,
+  }
   assert tiny_data.report(found)["dropped"] == dropped
 
 

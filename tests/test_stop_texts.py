@@ -76,41 +76,75 @@ def test_a_token_that_has_more_than_the_stop_text_stays():
 
 
 def test_which_rows_have_stop_texts():
-  """Of code its own tests say so; of other sets the published prompt."""
+  """Of a known set with the published prompt, and a user's rows of code."""
   assert stop_texts.of_row(FOLIO, "published") == ("------",)
   assert stop_texts.of_row(FOLIO, "choice=published") == ("------",)
   assert stop_texts.of_row(FOLIO, "choice") == ()
   assert stop_texts.of_row(Row("1+1=", "2"), "published") == ()
-  for style in ("published", "code"):
-    assert stop_texts.of_row(HUMAN_EVAL, style) == ("\nclass", "\ndef")
-  streams = Row("?", json.dumps(dict(cases=[["1", "1"]])), kind="code")
-  assert stop_texts.of_row(streams, "published") == ()
+  assert stop_texts.of_row(HUMAN_EVAL, "published") == ("\nclass", "\ndef")
+  assert stop_texts.of_row(HUMAN_EVAL, "r1_zero") == ()
+  own = HUMAN_EVAL._replace(source="mine.jsonl")
+  assert stop_texts.of_row(own, "code") == ("\nclass", "\ndef")
+  streams = json.dumps(dict(cases=[["1", "1"]]))
+  for answer in (streams, "", "no tests"):
+    row = own._replace(answer=answer)
+    assert stop_texts.of_row(row, "published") == ()
 
 
-@pytest.mark.parametrize("style", ["published", "choice"])
-def test_the_published_score_of_a_base_model(style, monkeypatch):
-  """Four responses that reach the limit; two of them answer before."""
-
-  def begin(pairs):
-    found = [choice.verify(text, row.answer) for text, row in pairs]
-    return lambda: found
-
-  monkeypatch.setattr(files, "begin", begin, raising=False)
-  texts = [" A) True\n------\nContext:", "------", "A", " A\n------"]
-  responses = accuracy.respond(
-      lambda *_: (rollouts_of(texts, [True, True, True, True]), None),
+def graded(texts, row, style):
+  """Responses to a row that reach the limit, two samples of each prompt."""
+  return accuracy.respond(
+      lambda *_: (rollouts_of(texts, [True] * len(texts)), None),
       TOK,
       files,
-      "folio",
-      [FOLIO, FOLIO],
-      batch=2,
+      row.source,
+      [row] * (len(texts) // 2),
+      batch=len(texts) // 2,
       max_prompt=3,
       num_lines=4,
       mean_of=1,
       progress=lambda _: None,
       style=style,
   )
+
+
+@pytest.fixture
+def verifier(monkeypatch):
+  """Verifies without workers; code by its text."""
+
+  def begin(pairs):
+    found = [
+        text == "  x+1\n"
+        if row.kind == "code"
+        else choice.verify(text, row.answer)
+        for text, row in pairs
+    ]
+    return lambda: found
+
+  monkeypatch.setattr(files, "begin", begin, raising=False)
+
+
+@pytest.mark.parametrize("style", ["published", "choice"])
+def test_the_published_score_of_a_base_model(style, verifier):
+  """Four responses that reach the limit; two of them answer before."""
+  texts = [" A) True\n------\nContext:", "------", "A", " A\n------"]
+  responses = graded(texts, FOLIO, style)
   asked = style == "published"
   assert responses.correct_NG.tolist() == [[asked, 0], [0, asked]]
   assert responses.texts_NG[0] == ([" A) True\n", ""] if asked else texts[:2])
   assert responses.truncated_NG.tolist() == [[not asked] * 2, [1, not asked]]
+
+
+@pytest.mark.parametrize(
+    ("source", "stop"), [("humaneval", "\ndef g"), ("mbpp", "[DONE]")]
+)
+def test_programs_end_before_what_a_base_model_adds(source, stop, verifier):
+  """As their sources do; without tests, no response is correct."""
+  answer = json.loads(HUMAN_EVAL.answer) | dict(stop=["\ndef", "[DONE]"])
+  row = HUMAN_EVAL._replace(source=source, answer=json.dumps(answer))
+  texts = [f"  x+1\n{stop}", f"  x+1\n{stop}\n```", "  x+1", "def f(x):"]
+  found = graded(texts, row, "published")
+  assert found.correct_NG.tolist() == [[1, 1], [0, 0]]
+  assert found.truncated_NG.tolist() == [[0, 0], [1, 1]]
+  found = graded(texts, row._replace(answer=""), "published")
+  assert found.truncated_NG.all() and not found.correct_NG.any()

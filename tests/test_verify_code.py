@@ -64,6 +64,13 @@ BODY = "    return x * x\n"
         (f"\ndef f(x):\n{BODY}", None),
         (f"    So:\n```python\ndef f(x):\n{BODY}```", None),
         (f"def f(x):\n{BODY}[DONE]\nYou are", f"def f(x):\n{BODY}"),
+        # A block after the stop text is not that of the response.
+        (f"{BODY}\ndef g():\n  pass\n```\nE", BODY),
+        (f"def f(x):\n{BODY}[DONE]\n```python\nde", f"def f(x):\n{BODY}"),
+        (
+            "  So:\n```\nX\n\ndef f(x): 1\n```[DONE]",
+            "  So:\n```\nX\n\ndef f(x): 1\n```",
+        ),
     ],
 )
 def test_completions_end_where_the_published_ones_end(text, kept):

@@ -59,10 +59,15 @@ def main() -> None:
   flags = parser.parse_args()
   directory = flags.venv or harness.ENVIRONMENTS / flags.install
   venv.create(directory, with_pip=True)
-  pip = [directory / "bin" / "python", "-m", "pip", "install"]
-  subprocess.run([*pip, *REQUIREMENTS[flags.install]], check=True)
+  python = directory / "bin" / "python"
+  subprocess.run([python, "-m", "pip", "install", "uv"], check=True)
+  # pip tries versions of what tunix needs for more than ten minutes. Of several
+  # indexes, the best version counts, as with pip.
+  uv = [directory / "bin" / "uv", "pip", "install", "--python", python]
+  uv.append("--index-strategy=unsafe-best-match")
+  subprocess.run([*uv, *REQUIREMENTS[flags.install]], check=True)
   if flags.install in ALONE:
-    subprocess.run([*pip, "--no-deps", ALONE[flags.install]], check=True)
+    subprocess.run([*uv, "--no-deps", ALONE[flags.install]], check=True)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ class Protocol(NamedTuple):
     temperature, top_p: of sampling; temperature 0 is greedy.
     tokens: maximum length of a response; 0 where the source has none.
     shots: the solved tasks that the source puts before the question.
-    stop: texts that end the response of a base model; those of code are part of
-      the reference answers.
+    stop: texts that end the response of a base model, in evaluations. Those of
+      code are part of its reference answers (`data/known_sets.py`).
     answer: the reference answer to this prompt, from the raw row; None for the
       answer of the set.
     chat: whether the prompt is a turn of a chat; base models continue a text.

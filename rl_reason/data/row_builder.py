@@ -44,6 +44,8 @@ class RowBuilder:
     template = templates.choose(self._data.template, example.kind)
     if not (template.published and protocol and protocol.answer):
       return example
+    if not example.answer:  # the row is dropped, and the reason is said
+      return example
     return example._replace(answer=protocol.answer(example.columns))
 
   def build(

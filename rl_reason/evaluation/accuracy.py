@@ -130,7 +130,7 @@ def respond(
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
     mean_of: samples of each prompt in mean@k.
-    style: data.template, which says where responses to known sets stop.
+    style: data.template, see `stop_texts.of_row`.
     sampling: fields of the config that the protocol of the set replaced.
     rewards: gives the terms of the reward, which are scored on all responses
       and measure rows without a verifier; None: nothing is scored.
@@ -154,8 +154,11 @@ def respond(
     real = operator.itemgetter(slice(len(part) * group_size))
     # Stop as the source of the set does, since base models rarely end.
     cut: list[str] | None = None
-    stop_N = [stop_texts.of_row(row, style) for row in filled]
-    if any(stop_N) and episodes is None:
+    stop_N = [
+        stop_texts.of_row(row, style) if episodes is None else ()
+        for row in filled
+    ]
+    if any(stop_N):
       stop_B = [stop for stop in stop_N for _ in range(group_size)]
       rollouts, cut = stop_texts.cut(tok, rollouts, stop_B)
     if rewards is not None:

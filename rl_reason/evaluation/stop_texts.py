@@ -2,7 +2,9 @@
 
 A base model rarely ends after its answer: it continues with a next example, or
 with a next function. Evaluations of base models therefore cut a response at a
-text, such as the line between two examples of the prompt.
+text, such as the line between two examples of the prompt. The stop texts of
+HumanEval and MBPP are in `data/known_sets.py`, those of FOLIO in
+`data/published.py`. `verifiers.code.completion` says where they count.
 """
 
 import bisect
@@ -20,25 +22,28 @@ from rl_reason.verifiers import code
 def of_row(row: tasks.Row, style: str) -> tuple[str, ...]:
   """The stop texts of the response to a row; () without any.
 
+  Those of a known set count with its published prompt: other prompts ask for
+  another form of a response. A user's rows of code have their own.
+
   Args:
-    row: of a file; rows of code have them beside their tests.
-    style: data.template, which says whether the prompt is the published one.
+    row: of a file.
+    style: data.template.
   """
-  if row.kind == "code":
-    return code.stop_texts(row.answer)
   protocol = published.PUBLISHED.get(row.source)
-  if protocol and templates.choose(style, row.kind).published:
-    return protocol.stop
-  return ()
+  if protocol and not templates.choose(style, row.kind).published:
+    return ()
+  found = protocol.stop if protocol else ()
+  return found or (code.stop_texts(row.answer) if row.kind == "code" else ())
 
 
 def cut(
     tok: Any, rollouts: Rollouts, stop_B: Sequence[tuple[str, ...]]
 ) -> tuple[Rollouts, list[str]]:
-  """Ends responses at their first stop text, as if EOS came there.
+  """Ends responses at their first stop text.
 
   A response keeps the tokens up to the stop text, at least one, and is not
-  truncated, even if it goes on to the maximum length.
+  truncated, even if it goes on to the maximum length. Its last token may have
+  the beginning of the stop text, which is not in the text that is returned.
 
   Args:
     tok: the tokenizer.

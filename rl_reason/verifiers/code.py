@@ -10,6 +10,7 @@ enter the sandbox.
 """
 
 import ast
+import contextlib
 import json
 import math
 import os
@@ -46,7 +47,7 @@ class Calls(NamedTuple):
     names: functions that the tests call; empty for all undefined names.
     prompt: source that the program continues or repeats, perhaps only a
       signature; the tests can use its other functions as well.
-    stop: stop sequences of the published evaluation, see `completion`.
+    stop: stop texts of the published evaluation, see `completion`.
   """
 
   tests: str
@@ -88,23 +89,30 @@ def program(text: str) -> str | None:
 
 
 def completion(text: str, stop: tuple[str, ...]) -> str:
-  r"""A response of a base model up to the first stop sequence.
+  r"""A response of a base model up to its first stop text.
 
-  Sequences that begin with a newline, such as "\ndef" after the body of a
+  Stop texts that begin with a newline, such as "\ndef" after the body of a
   function, end only a response that begins within the function: a response that
-  is a whole program has such lines as well. A response with a block is whole.
+  is a whole program, or has it in a block, has such lines as well.
   """
+  anywhere = tuple(x for x in stop if not x.startswith("\n"))
   within = text.lstrip("\r\n")[:1] in (" ", "\t")
-  used = [x for x in stop if within or not x.startswith("\n")]
-  if not used or _FENCE.search(text):
-    return text
-  return re.split("|".join(map(re.escape, used)), text, maxsplit=1)[0]
+  kept = _before(text, stop if within else anywhere)
+  return _before(text, anywhere) if _FENCE.search(kept) else kept
+
+
+def _before(text: str, stop: tuple[str, ...]) -> str:
+  """The text before the first of some texts."""
+  pattern = "|".join(map(re.escape, stop))
+  return re.split(pattern, text, maxsplit=1)[0] if stop else text
 
 
 def stop_texts(reference: str) -> tuple[str, ...]:
-  """The stop sequences of a reference answer; () without any."""
-  problem = _problem(reference)
-  return problem.stop if isinstance(problem, Calls) else ()
+  """The stop texts of a reference answer; () without any, or without tests."""
+  with contextlib.suppress(ValueError):
+    problem = _problem(reference)
+    return problem.stop if isinstance(problem, Calls) else ()
+  return ()
 
 
 def _source(text: str, problem: Calls | Streams) -> str | None:
