@@ -284,20 +284,11 @@ def replay() -> dict[str, Any]:
   task["rows"] = task["rows"][: REPLAYED * PROMPTS]
   task["options"]["max_steps"] = REPLAYED * EPOCHS
   peer = call_peer("trl", task)
-  c = config_files.read("configs/trl_grpo.py")
-  changes = {
-      name: value
-      for name, value in fields(DEVELOPMENT).items()
-      if not name.startswith(("data.", "reward."))  # both are given
-  }
-  config_lib.override(c, changes)
   log, before, after, logps = trl_defaults.replay(
-      c, dict(weights=str(make_model())) | peer["sampled"]
+      replayed_config(), dict(weights=str(make_model())) | peer["sampled"]
   )
   theirs = trl_defaults.load(str(out))
-  start_BT, ours_BT, theirs_BT = map(logps, (before, after, theirs))
-  tokens = sum(map(len, peer["sampled"]["completions"][-1]))
-  gap_BT = np.abs(ours_BT - theirs_BT)
+  last = peer["sampled"]["completions"][-1]
   return dict(
       seed=DEVELOPMENT,
       rollouts=len(log),
@@ -306,11 +297,78 @@ def replay() -> dict[str, Any]:
           [x["grad_norm"] for x in of_rollouts(peer["log"])],
       ],
       parameters=trl_defaults.difference(before, after, theirs),
-      logps=dict(
-          change=float(np.abs(ours_BT - start_BT).sum() / tokens),
-          difference=float(gap_BT.sum() / tokens),
-          largest=float(gap_BT.max()),
-      ),
+      logps=gaps(*map(logps, (before, after, theirs)), last),
+  )
+
+
+def replay_tunix(row: str) -> dict[str, Any]:
+  """The same on what tunix sampled.
+
+  tunix takes a padding token that was sampled for padding, so that the updates
+  differ from the first such response on.
+
+  Returns:
+    responses: those with a padding token, by rollout; then by number of
+    rollouts, of all and of those before the first such response, the `gaps` of
+    the log-probs.
+  """
+  sampled, found = _replayed(row, REPLAYED)
+  padded = [
+      sum(harness.PAD in ids for ids in of_rollout)
+      for of_rollout in sampled["completions"]
+  ]
+  out: dict[str, Any] = dict(responses=padded, gaps={REPLAYED: found})
+  before = next((n for n, count in enumerate(padded) if count), 0)
+  if before:
+    out["gaps"][before] = _replayed(row, before)[1]
+  return out
+
+
+def _replayed(row: str, rollouts: int) -> tuple[dict[str, list], dict]:
+  """What tunix samples in some rollouts, and the `gaps` after the updates."""
+  from bench import trl_defaults
+
+  task = given(DEVELOPMENT, row) | dict(out=True)
+  task["rows"] = task["rows"][: rollouts * PROMPTS]
+  task["options"]["rollouts"] = rollouts
+  peer = call_peer("tunix", task)
+  sampled = peer["sampled"]
+  _, before, after, logps = trl_defaults.replay(
+      replayed_config(), dict(weights=str(make_model())) | sampled
+  )
+  start_BT, ours_BT = logps(before), logps(after)
+  theirs_BT = np.zeros_like(ours_BT)
+  for b, values in enumerate(peer["logps"]):
+    theirs_BT[b, : len(values)] = values
+  last = sampled["completions"][-1]
+  return sampled, gaps(start_BT, ours_BT, theirs_BT, last)
+
+
+def replayed_config():
+  """The config of a run whose rows and rewards are given."""
+  c = config_files.read("configs/trl_grpo.py")
+  changes = {
+      name: value
+      for name, value in fields(DEVELOPMENT).items()
+      if not name.startswith(("data.", "reward."))  # both are given
+  }
+  config_lib.override(c, changes)
+  return c
+
+
+def gaps(start_BT, ours_BT, theirs_BT, completions: list) -> dict[str, float]:
+  """Differences of log-probs of completions, 0 after their ends.
+
+  Returns:
+    change: by training, mean over tokens; difference, largest: between both
+    trained models, mean over tokens and maximum.
+  """
+  tokens = sum(map(len, completions))
+  gap_BT = np.abs(ours_BT - theirs_BT)
+  return dict(
+      change=float(np.abs(ours_BT - start_BT).sum() / tokens),
+      difference=float(gap_BT.sum() / tokens),
+      largest=float(gap_BT.max()),
   )
 
 
@@ -477,6 +535,10 @@ def measure(flags) -> dict:
   asked = not flags.collect and TRL in flags.rows
   if asked and not kept.exists():
     json_files.write_json(kept, replay())
+  kept_tunix = PLACE / "replay_tunix.json"
+  if not flags.collect and TUNIX in flags.rows and not kept_tunix.exists():
+    found = {row: replay_tunix(row) for row in (TUNIX, TUNIX_EOS)}
+    json_files.write_json(kept_tunix, found)
   wanted = list(itertools.product(SEEDS[: flags.seeds], flags.rows))
   wanted = [] if flags.replay or flags.collect else wanted
   for seed, row in wanted:
@@ -526,6 +588,9 @@ def measure(flags) -> dict:
       replay=json.loads(kept.read_text())
       if kept.exists()
       else before.get("replay"),
+      replay_tunix=json.loads(kept_tunix.read_text())
+      if kept_tunix.exists()
+      else before.get("replay_tunix"),
       peers=before.get("peers", {}) | versions,
       environment=[*ours, before.get("environment")][0],
   )
@@ -666,17 +731,17 @@ def _tunix(result: dict) -> list[str]:
       TUNIX: "EOS of a response is not in the loss",
       TUNIX_EOS: "nothing",
   }
-  return [
+  out = [
       "## tunix and rl_reason",
       "",
       "`GRPOLearner` gets the same knobs: 2 iterations of one optimizer step,"
       " clip of .2, mean over all tokens, no KL, `optax.adamw` with TRL's"
-      " values, gradient clipping at 1. Two things differ in the code. The"
-      " standard deviation of a group has 1e-6 added, not 1e-4. The tokens of a"
-      " response end before EOS, so that EOS is not trained: the second row"
-      " adds EOS by a subclass of its rollout. `RolloutConfig.seed` is set for"
-      " each rollout; without it, all rollouts of all runs have the same noise."
-      " The same three tests against this package:",
+      " values, gradient clipping at 1. Its code adds 1e-6, not 1e-4, to the"
+      " standard deviation of a group. The tokens of a response end before EOS,"
+      " so that EOS is not trained: the second row adds EOS by a subclass of"
+      " its rollout. `RolloutConfig.seed` is set for each rollout; without it,"
+      " all rollouts of all runs have the same noise. The same three tests"
+      " against this package:",
       "",
       "| run | what differs | seeds | bands overlap | difference | distance"
       " | permutations | the same as rl_reason |",
@@ -688,6 +753,43 @@ def _tunix(result: dict) -> list[str]:
       *_lines(result, TUNIX, OURS, ("reward", "length", "truncated")),
       "",
   ]
+  if rows[1:]:
+    pair = compare(*of_seeds(result, TUNIX, TUNIX_EOS))
+    out += [
+        "Both rows of tunix have the same noise, so that EOS alone makes"
+        f" {points(pair['difference'], '+')} points.",
+        "",
+    ]
+  for row, found in (result.get("replay_tunix") or {}).items():
+    out += [_replayed_tunix(row, found), ""]
+  return out
+
+
+def _replayed_tunix(row: str, found: dict[str, Any]) -> str:
+  """A sentence on the samples of a row of tunix in the updates of both."""
+  padded = sum(found["responses"])
+  parts = [
+      f"after {rollouts} rollouts {gaps_found['difference']:.1g} on average and"
+      f" {gaps_found['largest']:.1g} at most (its change by training:"
+      f" {gaps_found['change']:.2g})"
+      for rollouts, gaps_found in sorted(
+          found["gaps"].items(), key=lambda x: int(x[0])
+      )
+  ]
+  cause = (
+      f" In these rollouts {padded} of"
+      f" {len(found['responses']) * PROMPTS * GROUP:,} responses have a padding"
+      " token that the policy sampled. tunix finds the mask and the positions"
+      " of a response by comparing its tokens with the padding token; TRL and"
+      " this package train that token like any other. The smaller number of"
+      " rollouts ends before the first such response."
+  )
+  return (
+      f"The completions and rewards of a run ({row}, seed {DEVELOPMENT}) also go"
+      " through the updates of this package. The log-prob of a token of the"
+      f" last rollout differs between the trained models {'; '.join(parts)}."
+      + cause * bool(padded)
+  )
 
 
 def _partial(seeds: int) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from tunix.rl import rl_cluster
+from flax import nnx
+from tunix.rl import common, rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
@@ -59,12 +60,14 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     job: weights, a directory; rows, dicts with prompt and answer, those of each
       rollout in turn; options: rollouts, prompts (of a rollout), group,
       iterations, tokens, prompt_tokens, lr, seed, and eos: whether the loss has
-      the EOS of responses.
+      the EOS of responses; out: whether samples and log-probs are returned.
 
   Returns:
     log: reward, length with EOS, and share of truncated responses of each
     rollout; prompts: those that each call of the reward function was about;
-    seconds.
+    seconds. With `out`, too: sampled, the prompts, completions and rewards of
+    each rollout, in tokens; logps, of the tokens of the last rollout after
+    training.
   """
   options, rows = job["options"], job["rows"]
   model, mesh, tok = worker_of_tunix.load(
@@ -101,10 +104,21 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
       ),
   )
   asked, log = [], []
+  sampled = dict(prompts=[], completions=[], rewards=[])
+  generate = cluster.rollout.generate
+
+  def recorded(texts, config, **kwargs):
+    out = generate(texts, config, **kwargs)
+    sampled["prompts"].append(tok([str(x) for x in texts])["input_ids"])
+    sampled["completions"].append([x.tolist() for x in out.tokens])
+    return out
+
+  cluster.rollout.generate = recorded
 
   def correct(prompts, completions, answer, **columns):
     asked.append(list(dict.fromkeys(map(str, prompts))))
     rewards = parity_reward.correct(completions, answer, **columns)
+    sampled["rewards"].append(rewards)
     # A token is a character, and EOS is none.
     lengths = [min(len(x) + 1, most) for x in completions]
     cut = [len(x) >= most for x in completions]
@@ -142,7 +156,34 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
   start = time.perf_counter()
   with mesh:
     learner.train(batches())
-  return dict(log=log, prompts=asked, seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    found = dict(log=log, prompts=asked, seconds=seconds)
+    if job["out"]:
+      trained = cluster.actor_trainer.model
+      logps = _logps(trained, sampled, tok, options)
+      found |= dict(sampled=sampled, logps=logps)
+  return found
+
+
+def _logps(model, sampled: dict, tok, options: dict) -> list[list[float]]:
+  """The log-probs of the completions of the last rollout."""
+  slots, most, pad = (
+      options["prompt_tokens"],
+      options["tokens"],
+      tok.pad_token_id,
+  )
+  ids = sampled["completions"][-1]
+  logps_BT = common.compute_per_token_logps(
+      *nnx.split(model),
+      prompt_tokens=np.array(
+          [[pad] * (slots - len(x)) + x for x in sampled["prompts"][-1]]
+      ),
+      completion_tokens=np.array([x + [pad] * (most - len(x)) for x in ids]),
+      pad_id=pad,
+      eos_id=tok.eos_token_id,
+  )
+  rows = zip(np.asarray(logps_BT).tolist(), ids, strict=True)
+  return [logps[: len(x)] for logps, x in rows]
 
 
 def main() -> None:
