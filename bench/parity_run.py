@@ -312,7 +312,7 @@ def replay_tunix(row: str) -> dict[str, Any]:
     rollouts, of all and of those before the first such response, the `gaps` of
     the log-probs.
   """
-  sampled, found = _replayed(row, REPLAYED)
+  sampled, found = after_rollouts(row, REPLAYED)
   padded = [
       sum(harness.PAD in ids for ids in of_rollout)
       for of_rollout in sampled["completions"]
@@ -320,11 +320,11 @@ def replay_tunix(row: str) -> dict[str, Any]:
   out: dict[str, Any] = dict(responses=padded, gaps={REPLAYED: found})
   before = next((n for n, count in enumerate(padded) if count), 0)
   if before:
-    out["gaps"][before] = _replayed(row, before)[1]
+    out["gaps"][before] = after_rollouts(row, before)[1]
   return out
 
 
-def _replayed(row: str, rollouts: int) -> tuple[dict[str, list], dict]:
+def after_rollouts(row: str, rollouts: int) -> tuple[dict[str, list], dict]:
   """What tunix samples in some rollouts, and the `gaps` after the updates."""
   from bench import trl_defaults
 
@@ -785,8 +785,8 @@ def _replayed_tunix(row: str, found: dict[str, Any]) -> str:
       " rollouts ends before the first such response."
   )
   return (
-      f"The completions and rewards of a run ({row}, seed {DEVELOPMENT}) also go"
-      " through the updates of this package. The log-prob of a token of the"
+      f"The completions and rewards of a run ({row}, seed {DEVELOPMENT}) also"
+      " go through the updates of this package. The log-prob of a token of the"
       f" last rollout differs between the trained models {'; '.join(parts)}."
       + cause * bool(padded)
   )
