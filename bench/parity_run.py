@@ -753,11 +753,18 @@ def _tunix(result: dict) -> list[str]:
       *_lines(result, TUNIX, OURS, ("reward", "length", "truncated")),
       "",
   ]
+  of_trl = [
+      f"{points(compare(*of_seeds(result, x, TRL))['difference'], '+')} ({x})"
+      for x in rows
+  ]
+  out += [f"The difference from TRL, in points: {', '.join(of_trl)}.", ""]
   if rows[1:]:
     pair = compare(*of_seeds(result, TUNIX, TUNIX_EOS))
     out += [
         "Both rows of tunix have the same noise, so that EOS alone makes"
-        f" {points(pair['difference'], '+')} points.",
+        f" {points(pair['difference'], '+')} points, less than the first row"
+        " differs from this package. Of the six tests above one may fail by"
+        " chance.",
         "",
     ]
   for row, found in (result.get("replay_tunix") or {}).items():
