@@ -69,8 +69,12 @@ def plan(seed: int) -> dict[str, list[jobs.Job]]:
 def read(task: str, job: jobs.Job) -> dict[str, Any] | None:
   """The curves of a run; None if it has not reached its last step.
 
-  A run that was refused at its end, because its policy is broken, counts.
+  A run that was refused at its end, because its policy is broken, counts. While
+  a run ends, it has its last line, but not yet its seconds.
   """
+  seconds = job.record().get("seconds")
+  if seconds is None:
+    return None
   lines = run_log.read_metrics(job.workdir)
   found = scores.of_stage(lines, "evaluate")
   if not found or found[-1]["step"] < job.fields["rl.steps"]:
@@ -84,7 +88,7 @@ def read(task: str, job: jobs.Job) -> dict[str, Any] | None:
       task=task,
       row=job.row,
       seed=job.seed,
-      seconds=round(job.record()["seconds"], 1),
+      seconds=round(seconds, 1),
       environment=results.run_environment(job.workdir),
       steps=steps,
       tokens=[_short(tokens.get(x), 9) for x in steps],
