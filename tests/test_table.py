@@ -111,3 +111,25 @@ def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):
   by_seed = {x["seed"]: commits[x["environment"]] for x in found["runs"]}
   assert by_seed == {0: "abc", 1: "abc", 2: "other"}
   assert len(found["runs"]) == 36
+
+
+def test_a_run_that_is_about_to_end_is_not_read_yet(
+    at_root, monkeypatch, tmp_path
+):
+  """Another run may be collected between its last line and its seconds."""
+  job = next(x for x in table.plan(7)["arithmetic"] if x.row == "grpo")
+  job = job._replace(workdir=tmp_path)
+  monkeypatch.setattr(results, "run_environment", lambda _: {})
+  score = "val-core/arithmetic/acc"
+  lines = [
+      {"stage": "evaluate", "step": step, f"{score}/mean@4": 0.5, "tokens": 1}
+      | {"val-core/arithmetic/acc/pass@4": 0.6}
+      for step in (0, 30)
+  ]
+  text = "".join(json.dumps(x) + "\n" for x in lines)
+  (tmp_path / "metrics.jsonl").write_text(text)
+  job.update_record(args=[])
+  assert table.read("arithmetic", job) is None
+  job.update_record(seconds=9.04)
+  found = table.read("arithmetic", job)
+  assert (found["seconds"], found["accuracy"]) == (9.0, [0.5, 0.5])
