@@ -612,6 +612,7 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
       "evaluate.min_p": 0.0,
       "evaluate.samples": 2,
       "rollout.max_tokens": 9,
+      "data.template": "published",
   }
   values = {"val-core/sums/acc/mean@2": 0.5, "val-aux/score": 0.1}
   values["val-core/sums/acc/mean@2/ci95"] = 0.196
@@ -624,6 +625,12 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   assert harness["n-samples"]["sums"]["effective"] == 3
   how = harness["configs"]["sums"]["generation_kwargs"]
   assert (how["max_gen_toks"], how["top_k"]) == (9, 20) and "min_p" not in how
+  assert "until" not in how
+  row = Row("?", "A", kind="choice", source="folio")
+  sets = [two_samples()._replace(rows=[row] * 3)]
+  harness = results.harness_results(values, sets, fields, {})
+  how = harness["configs"]["sums"]["generation_kwargs"]
+  assert how["until"] == ["------"]
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")

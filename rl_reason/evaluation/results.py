@@ -6,7 +6,7 @@ from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.evaluation import set_table
+from rl_reason.evaluation import set_table, stop_texts
 from rl_reason.evaluation.accuracy import Responses, calibration, levels
 from rl_reason.report import rendering
 from rl_reason.report.scores import Score
@@ -56,14 +56,19 @@ def harness_results(
     }
     out["configs"][name] = {
         "task": name,
-        **_sampling({**fields, **responses.sampling}),
+        **_sampling({**fields, **responses.sampling}, responses.rows[0]),
     }
     out["versions"][name] = 1
   return out
 
 
-def _sampling(fields: dict) -> dict[str, Any]:
-  """How the responses to a set were sampled; `fields` is a flat config."""
+def _sampling(fields: dict, row: tasks.Row) -> dict[str, Any]:
+  """How the responses to a set were sampled.
+
+  Args:
+    fields: the flat config.
+    row: one of the set.
+  """
   sampling = {
       "do_sample": fields["evaluate.temperature"] > 0,
       "temperature": fields["evaluate.temperature"],
@@ -75,6 +80,8 @@ def _sampling(fields: dict) -> dict[str, Any]:
       name: fields.get(f"evaluate.{name}", x) for name, x in filters.items()
   }
   sampling |= {name: x for name, x in set_here.items() if x != filters[name]}
+  if stop := stop_texts.of_row(row, fields["data.template"]):
+    sampling["until"] = [*stop]
   return dict(repeats=fields["evaluate.samples"], generation_kwargs=sampling)
 
 
