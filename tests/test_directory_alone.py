@@ -21,7 +21,12 @@ from rl_reason import hf, run
 from rl_reason.base import config, errors
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.checks import content, named_code, saved_config
+from rl_reason.checks import (
+    content,
+    named_code,
+    run_directory,
+    saved_config,
+)
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
@@ -172,6 +177,19 @@ def test_what_may_be_set_without_the_config(place):
       "task.difficulties": [7, 8],
       "rollout.max_tokens": 80,
   }
+  sampler = dict(rollout__stop_tokens="('#',)", rollout__weights="int8")
+  turns = dict(environment__max_turns="3", environment__turn_tokens="9")
+  c, _ = read(place.run, "evaluate", **sampler, **turns)
+  differs = {
+      "rollout.stop_tokens": ["#"],
+      "environment.max_turns": 3,
+      "environment.turn_tokens": 9,
+      "rollout.weights": "int8",
+  }
+  assert evaluate.elsewhere(c, place.run) == differs
+  run_directory.check(place.run, c, evaluates=True)  # as with --config
+  with pytest.raises(errors.ConfigError, match="turn_tokens: 0 -> 9"):
+    run_directory.check(place.run, c)
   other = dict(
       task__name="files",
       data__evaluate="rows.jsonl",

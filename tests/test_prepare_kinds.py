@@ -255,14 +255,20 @@ def test_responses_that_the_verifier_rejects_are_not_imitated(make, tmp_path):
   assert "The first prompt, as the model reads it:\n\n    0+1?\n" in text
 
 
-def test_preferences_and_rows_without_a_verdict_keep_all_responses(
-    make, tmp_path
-):
-  """Of a pair both are needed; kind 'none' has no verifier."""
+def test_a_preference_for_an_incorrect_response_is_not_learned(make, tmp_path):
+  """Neither by SFT nor by a reward model; its question stays, and it counts."""
+  pairs = [
+      dict(question="1+1?", answer="2", response="\\boxed{2}"),
+      dict(question="2+2?", answer="4", response="\\boxed{3}"),
+  ]
+  place = run(make([x | dict(rejected="\\boxed{9}") for x in pairs]), tmp_path)
+  found = [(row.response, row.rejected) for row in rows(place)]
+  assert found == [("\\boxed{2}", "\\boxed{9}"), ("", "")]
+  assert report(place)["undemonstrated"] == {screening.INCORRECT: 1}
+
+
+def test_rows_without_a_verifier_keep_all_responses(make, tmp_path):
   wrong = dict(question="1+1?", answer="2", response="\\boxed{3}")
-  pair = wrong | dict(rejected="\\boxed{4}", question="2+2?", answer="4")
-  place = run(make([pair]), tmp_path)
-  assert [row.response for row in rows(place)] == ["\\boxed{3}"]
   c = make([wrong], kind="none")
   c.reward.functions = "length*-1"
   place = run(c, tmp_path / "none")

@@ -53,7 +53,8 @@ class RowBuilder:
   ) -> dict | Fault:
     """The row to write, for 'train' or 'evaluate', or why there is none.
 
-    A response that is `incorrect` is left out: RL needs the question only.
+    A response that is `incorrect` is left out, and so is what it is preferred
+    to: RL needs the question only.
     """
     d, limit = self._data, self._rollout.max_prompt
     for text in (example.question, *(x["content"] for x in example.turns)):
@@ -95,7 +96,7 @@ class RowBuilder:
       code = example.kind == "code"
       reason = screening.FAILING if code else screening.INCORRECT
       left_out = Fault(reason, response or example.solution)
-      response = ""
+      response, example = "", example._replace(rejected="")
     wrong_program = incorrect and example.kind == "code"
     if example.solution and not response and not wrong_program:
       response = templates.complete(example.solution, example.answer, template)

@@ -153,17 +153,17 @@ class _Preparation:
   def _answers(self, example: Example) -> bool:
     """Whether SFT would imitate a response that has a verifier and is no code.
 
-    Of preference pairs both responses stay.
+    Of a preference pair it is the preferred one.
     """
     verified = example.answer and example.kind not in ("code", verifiers.NONE)
-    return bool(verified and example.response and not example.rejected)
+    return bool(verified and example.response)
 
   def _program(self, example: Example) -> str:
     """The program of a row of code, or ''.
 
     Those of an evaluation set show whether the verifier works.
     """
-    if example.kind != "code" or not example.answer or example.rejected:
+    if example.kind != "code" or not example.answer:
       return ""
     return example.response or example.solution
 
