@@ -233,9 +233,10 @@ def batches(
 
 
 def _scores(c) -> bool:
-  """Whether the reward scores the evaluation: a model is not trained yet."""
+  """Whether the reward scores the evaluation: its models are trained."""
   terms = build_step.terms(c)
-  return bool(terms) and not any(reward_terms.models_of(x.name) for x in terms)
+  models = [name for x in terms for name in reward_terms.models_of(x.name)]
+  return bool(terms) and all(map(trained.is_trained, models))
 
 
 def _evaluate(

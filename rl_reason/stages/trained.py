@@ -337,6 +337,12 @@ def reused_critic(
   return checkpoints.restore(step, like).params, host["counters"]
 
 
+def is_trained(name: str) -> bool:
+  """Whether there is a reward model: a classifier, or an export of a run."""
+  exported = bool(Checkpoints(pathlib.Path(name)).steps())
+  return exported or classifier.is_classifier(name)
+
+
 def reward_model(
     c,
     name: str,

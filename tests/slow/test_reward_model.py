@@ -23,6 +23,7 @@ from rl_reason.stages import (
     reward_model,
     rl,
     scorer,
+    sft,
     trained as trained_lib,
     value,
 )
@@ -78,6 +79,23 @@ def test_it_learns_which_response_is_preferred(trained):
   assert training[-1]["reward_model/loss"] < 0.03
   assert last["val-core/preferences/accuracy"] > 0.9
   assert last["step"] == STEPS
+
+
+def test_it_scores_the_evaluation_after_sft(trained, tmp_path):
+  """Beside a function, whose score stays its own."""
+  session = make_session(
+      tmp_path,
+      sft__habits__steps=0,
+      reward__functions=f"{trained.path},length*-1",
+  )
+  with jax.set_mesh(session.mesh):
+    call(sft.run, session)
+  lines = map(json.loads, (tmp_path / "metrics.jsonl").open())
+  (last,) = [x for x in lines if "val-aux/arithmetic/reward/length/mean" in x]
+  assert last["stage"] == "sft"
+  assert 0 < last["val-aux/arithmetic/reward/length/mean"] <= 1
+  names = [x for x in last if x.endswith("reward_model/mean")]
+  assert len(names) == 1 and np.isfinite(last[names[0]])
 
 
 def pack_pair(session):
