@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import types
 
 import numpy as np
@@ -92,21 +93,24 @@ def test_a_run_that_leaves_is_named_once_with_its_step(at_root):
   lines = [
       evaluation(0, 0.2),
       evaluation(10, 0.85, "validation"),  # chooses checkpoints
-      evaluation(15, 0.1),  # no recorded run has this step
-      evaluation(20, 0.5),
-      evaluation(30, 0.5),
+      evaluation(12, 0.1),  # no recorded run has this step
+      evaluation(20, 0.1),
+      evaluation(30, 0.1),
   ]
   for line in lines:
     watch.check(line)
   (text,) = said
-  assert "outside the expected band at step 20: accuracy 50.0%" in text
-  assert "16 runs of grpo is 87." in text and "One run in 17" in text
+  assert "outside the expected band at step 20: accuracy 10.0%" in text
+  assert re.search(r"16 runs of grpo is \d+\.\d% to 9", text)
+  assert "One run in 17" in text
   assert bands.of_run(lines, fields) == [text]
   (within,) = bands.of_run(lines[:3], fields)
   assert within.endswith("the run is within it")
-  (none,) = bands.of_run(lines, fields_of("configs/ppo.py"))
-  assert "no runs of ppo are recorded yet" in none
-  assert not bands.of_run(lines, fields_of("configs/ppo.py", seed=1) | {"a": 1})
+  (none,) = bands.of_run(lines, fields_of("configs/sapo.py"))
+  assert "no runs of sapo are recorded yet" in none
+  assert not bands.of_run(
+      lines, fields_of("configs/sapo.py", seed=1) | {"a": 1}
+  )
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
   of_set = types.SimpleNamespace(
       name="arithmetic", measure="acc", lines=[], doubtful=[], chooses=False
   )
-  values = {name: 0.5, f"{name}/ci95": 0.02, "val-aux/score": 0.5}
+  values = {name: 0.95, f"{name}/ci95": 0.02, "val-aux/score": 0.95}
   values["val-aux/verifier_failures"] = 0
 
   def evaluate(*_, **__):
@@ -164,6 +168,8 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
         collector=None,
     )
     interim.run(c, evaluate, output, band, str, {}, state)
-  assert any("accuracy of 16 runs of dapo, steps 0 to 40" in x for x in said)
+  assert any(
+      "actor/entropy of 16 runs of dapo, steps 0 to 30" in x for x in said
+  )
   texts = [x for x in said if "outside the expected band" in x]
   assert [("step 0" in x, "step 20" in x) for x in texts] == [(True, False)]
