@@ -319,9 +319,11 @@ def test_prompts_of_files_retire(stream, monkeypatch, name):
 
 
 @of_each_set
-def test_what_a_file_says_is_solved_retires(stream, name):
+@pytest.mark.parametrize("types", ["pass_rate", "difficulty"])
+def test_what_a_file_says_is_solved_retires(stream, name, types):
   """A rate of .9 counts as one solved round, until a round says otherwise."""
-  rates, options = [0.9, 0.5, 0.5], dict(retire_rate=0.9, cycle=True)
+  rates = [0.9, 0.5, 0.5]
+  options = dict(retire_rate=0.9, cycle=True, types=types)
   prompts, found = stream(name, rates, retire_after=1, **options)
   _, drawn = prompts.draw(6)
   assert found[0] not in drawn and {*drawn} == {*found[1:]}

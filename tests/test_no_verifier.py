@@ -1,6 +1,7 @@
 """Where nothing verifies responses: signal and evaluation by the reward."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from rl_reason.evaluation import accuracy, results, set_table
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
 from rl_reason.stages import build_step, sft
-from rl_reason.tasks import Row, reward_terms
+from rl_reason.tasks import Row, files, reward_terms
 
 TASK = """
 from rl_reason.tasks import Row
@@ -289,3 +290,35 @@ def test_terms_with_a_reward_model_wait_until_it_is_trained(tmp_path):
   ):
     tiny_session.set_field(c, "reward.functions", terms)
     assert sft._scores(c) == scored
+
+
+def test_the_accuracy_after_sft_is_of_the_first_set_with_a_verifier(tmp_path):
+  """Values are logged in any case: rewards score rows without a verifier."""
+  c = tiny_session.tiny_config()
+  c.sft.threshold = 0.5
+  said, logged = [], []
+  output = types.SimpleNamespace(
+      display=types.SimpleNamespace(say=said.append),
+      log=types.SimpleNamespace(metrics=lambda *x: logged.append(x)),
+  )
+  values = {"val-core/sums/acc/greedy": 0.7}
+  sets = [
+      types.SimpleNamespace(name=name, rows=[row], chooses=False)
+      for name, row in (
+          ("open", Row("?", "", kind="none")),
+          ("sums", Row("1+1?", "2", kind="math")),
+      )
+  ]
+  evaluate = lambda *_, **__: (values, sets)  # noqa: E731
+  sft._evaluate(c, evaluate, output, files, {})
+  assert said == ["SFT: 70.0% of held-out prompts correct (greedy)"]
+  del sets[1]
+  sft._evaluate(c, evaluate, output, files, {})
+  assert said[1].startswith("SFT: no accuracy")
+  assert logged == [("sft", c.sft.steps, values)] * 2
+  sets[0] = types.SimpleNamespace(
+      name="sums", rows=[Row("1+1?", "2", kind="math")], chooses=False
+  )
+  values["val-core/sums/acc/greedy"] = 0.4
+  with pytest.raises(sft.TooWeak):
+    sft._evaluate(c, evaluate, output, files, {})

@@ -275,6 +275,25 @@ def test_rows_without_a_verifier_keep_all_responses(make, tmp_path):
   assert [row.response for row in rows(place)] == ["\\boxed{3}"]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_row_without_a_place_contradicts_as_well(make, tmp_path, order):
+  """Its response has a special token, so that the row itself is dropped."""
+  pairs = [
+      dict(question="2+2?", answer="5", response="<|s|> \\boxed{5}"),
+      dict(question="2+2?", answer="4", response="\\boxed{4}"),
+      dict(question="1+1?", answer="2"),
+  ]
+  place = run(make(pairs[::order]), tmp_path)
+  assert [row.answer for row in rows(place)] == ["2"]
+
+
+def test_a_prompt_is_evaluated_whatever_its_response(make, tmp_path):
+  long = dict(question="2+2?", answer="4", response="4" * 99)
+  place = run(make(FIVE, [long, long | dict(rejected="5")]), tmp_path)
+  [row] = rows(place, "evaluate")
+  assert (row.answer, row.response) == ("4", "")
+
+
 def test_answers_contradict_each_other_whatever_the_responses(make, tmp_path):
   pairs = [
       dict(question="1+1?", answer="2", response="\\boxed{2}"),

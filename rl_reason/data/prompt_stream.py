@@ -161,25 +161,27 @@ class PromptStream:
     """
     decay, weight = DECAYS.get(self._types, DECAY)
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
-      times = self._times_solved(row)  # reads the averages before this round
+      times = self._times_solved(row)
       new = [float(accuracy), float(length)]
       name = type_name(row, self._types)
       old = self._averages.get(name) or _filled(self._measured(row), new)
       self._averages[name] = [
           decay * a + weight * b for a, b in zip(old, new, strict=True)
       ]
-      self._solved.pop(str(prompt_hash(row)), None)
+      name = str(prompt_hash(row))
+      self._solved.pop(name, None)
       if accuracy >= self._retire_rate and self._retire_after:
-        self._solved[str(prompt_hash(row))] = times + 1
+        self._solved[name] = times + 1
+      elif self._times_solved(row):  # what the file says holds no longer
+        self._solved[name] = 0
 
   def _times_solved(self, row: Row) -> int:
     """The rounds in a row in which a prompt was solved.
 
     Before its first round, a prompt has been solved once if its file says so.
     """
-    rate, _ = self._measured(row)
-    new = type_name(row, self._types) not in self._averages
-    solved = new and rate is not None and rate >= self._retire_rate
+    rate = row.pass_rate
+    solved = rate is not None and rate >= self._retire_rate
     return self._solved.get(str(prompt_hash(row)), int(solved))
 
   def _measured(self, row: Row) -> Pair:

@@ -102,6 +102,10 @@ class RowBuilder:
       response = templates.complete(example.solution, example.answer, template)
       if left_out := self._response_fault(response):
         response = ""  # RL needs the question only
+    # A prompt is evaluated whatever its response; a pair needs both of them.
+    if use == "evaluate" and not example.rejected:
+      if fault := self._response_fault(response):
+        response, left_out = "", fault
     for text in (response, example.rejected):
       if fault := self._response_fault(text):
         return fault

@@ -219,10 +219,13 @@ class Screen:
   def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
     self._seen.add(row["key"])
+
+  def add_answer(self, example: Example) -> None:
+    """Remembers the reference answer of a training example without a fault."""
     # Answers of code are tests, and different tests are no contradiction.
-    if row["answer"] and row["kind"] != "code":
-      name = prompt_key(row["turns"], row["question"])
-      self._answers.setdefault(name, row["answer"])
+    if example.answer and example.kind != "code":
+      name = prompt_key(example.turns, example.question)
+      self._answers.setdefault(name, example.answer)
 
   def fault(self, example: Example) -> Fault | None:
     """The fault of an example on its own."""

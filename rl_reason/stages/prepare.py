@@ -116,7 +116,10 @@ class _Preparation:
         if isinstance(item, datasets.Malformed):
           self._drop(tally, item.where, Fault(screening.MALFORMED, item.why))
           continue
-        row = self._fault(tally, item) or self._built(tally, item)
+        fault = self._fault(tally, item)
+        if not fault and tally.use == "train":
+          self._screen.add_answer(item)  # whatever becomes of its response
+        row = fault or self._built(tally, item)
         if isinstance(row, Fault):
           self._drop(tally, item.where, row)
         else:

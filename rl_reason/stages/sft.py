@@ -254,14 +254,19 @@ def _evaluate(
       "evaluating SFT",
       purpose="choose",
   )
-  if not any(tasks.has_verifier(task, row) for row in responses[0].rows):
+  output.log.metrics("sft", c.sft.steps, values)
+  verified = [
+      x
+      for x in responses
+      if any(tasks.has_verifier(task, row) for row in x.rows)
+  ]
+  if not verified:
     say = output.display.say
     return say("SFT: no accuracy, since no row has a reference answer")
-  greedy = values[f"val-core/{responses[0].name}/acc/greedy"]
-  output.log.metrics("sft", c.sft.steps, values)
+  greedy = values[f"val-core/{verified[0].name}/acc/greedy"]
   output.display.say(
       f"SFT: {greedy:.1%} of"
-      f" {'validation' if responses[0].chooses else 'held-out'} prompts"
+      f" {'validation' if verified[0].chooses else 'held-out'} prompts"
       " correct (greedy)"
   )
   if greedy < threshold:
