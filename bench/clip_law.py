@@ -7,7 +7,8 @@
 
 Writes results/clip_law.json, .md and .png (the figure needs matplotlib). Runs
 are made in this process, one after another, in runs/clip_law; runs that the
-JSON file has are not made again. results/plans/clip_law.md has the hypotheses.
+JSON file has from a clean commit are not made again.
+results/plans/clip_law.md has the hypotheses.
 """
 
 import argparse
@@ -368,23 +369,25 @@ def finished(run: Run) -> bool:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-  """Measures what is missing; keeps each run at once."""
+  """Measures what is missing, and again what names a changed checkout.
+
+  Nothing is written before the last run, so that every run, and the bandit
+  after it, names the commit of a clean checkout. A command that is interrupted
+  finds the runs in their work directories.
+  """
   data = results.read(NAME) or dict(command="python -m bench.clip_law", runs=[])
-  if "bandit" not in data:
-    data["bandit"] = measure_bandit() | dict(commit=results.commit())
-    results.write_data(NAME, data)
-  known = {(x["setting"], x["e"], x["p0"], x["seed"]) for x in data["runs"]}
+  found = {(x["setting"], x["e"], x["p0"], x["seed"]): x for x in data["runs"]}
   for run in wanted(SEEDS[: given.seeds]):
-    if run.key in known or not (given.runs or finished(run)):
-      continue
-    data["runs"].append(read(run) if finished(run) else train(run))
-    results.write_data(NAME, data)
-    print(*run, flush=True)
-  order = [x.key for x in wanted(SEEDS)]
-  data["runs"].sort(
-      key=lambda x: order.index((x["setting"], x["e"], x["p0"], x["seed"]))
+    known = found.get(run.key, dict(commit="-dirty"))
+    if known["commit"].endswith("-dirty") and (given.runs or finished(run)):
+      found[run.key] = read(run) if finished(run) else train(run)
+      print(*run, flush=True)
+  runs = [found[x.key] for x in wanted(SEEDS) if x.key in found]
+  bandit = data.get("bandit") or measure_bandit() | dict(
+      commit=results.commit()
   )
-  return data | dict(environment=results.environment())
+  environment = results.environment()
+  return data | dict(runs=runs, bandit=bandit, environment=environment)
 
 
 def flags(parser: argparse.ArgumentParser) -> None:

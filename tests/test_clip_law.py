@@ -1,11 +1,12 @@
 """Clip-higher as a law: the formula by hand, the bandit, and the task."""
 
+import argparse
 import math
 
 import numpy as np
 import pytest
 
-from bench import clip_bandit, clip_law, clip_task
+from bench import clip_bandit, clip_law, clip_task, results
 from bench.clip_bandit import FREE, Bandit
 from rl_reason import tasks
 
@@ -104,3 +105,31 @@ def test_every_run_has_fields_of_its_own():
       clip_law.SMALL_RATE * math.log(1.5)
   )
   assert fields["sft.reuse"].endswith("sft-1-0.02")
+
+
+def test_runs_of_a_changed_checkout_are_made_again(monkeypatch):
+  """Runs of a clean commit stay; nothing is written before the last run."""
+  runs = clip_law.wanted(clip_law.SEEDS[:1])
+  commits = ["b", "a-dirty"] + ["b"] * (len(runs) - 2)
+  before = [
+      x._asdict() | dict(commit=commit)
+      for x, commit in zip(runs, commits, strict=True)
+  ]
+  data = dict(runs=before, bandit=dict(commit="b"))
+  made = []
+
+  def train(run):
+    made.append(run)
+    return run._asdict() | dict(commit="c")
+
+  monkeypatch.setattr(results, "read", lambda name: data)
+  monkeypatch.setattr(results, "environment", dict)
+  monkeypatch.setattr(clip_law, "finished", lambda run: False)
+  monkeypatch.setattr(clip_law, "train", train)
+  given = argparse.Namespace(runs=True, seeds=1)
+  found = clip_law.measure(given)
+  assert made == [runs[1]]
+  assert [x["commit"] for x in found["runs"]] == ["b", "c", *commits[2:]]
+  made.clear()
+  kept = clip_law.measure(argparse.Namespace(runs=False, seeds=1))
+  assert kept["runs"] == before and not made
