@@ -17,7 +17,7 @@ import tiny_data
 from checkpoints import bits, checkpoint, with_tokenizer
 
 from configs import grpo
-from rl_reason import hf, run
+from rl_reason import environments, hf, run
 from rl_reason.base import config, errors
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing.checkpoint import Checkpoints
@@ -179,17 +179,28 @@ def test_what_may_be_set_without_the_config(place):
   }
   sampler = dict(rollout__stop_tokens="('#',)", rollout__weights="int8")
   turns = dict(environment__max_turns="3", environment__turn_tokens="9")
-  c, _ = read(place.run, "evaluate", **sampler, **turns)
+  slower = dict(reward__seconds="20", reward__workers="2")
+  interrupt = dict(
+      environment__name=environments.INTERRUPT,
+      environment__turn_tokens=4,
+      environment__phrase="#",
+  )
+  save(place.run, **interrupt)
+  c, _ = read(place.run, "evaluate", **sampler, **turns, **slower)
   differs = {
       "rollout.stop_tokens": ["#"],
       "environment.max_turns": 3,
       "environment.turn_tokens": 9,
+      "reward.seconds": 20.0,
       "rollout.weights": "int8",
   }
   assert evaluate.elsewhere(c, place.run) == differs
   run_directory.check(place.run, c, evaluates=True)  # as with --config
-  with pytest.raises(errors.ConfigError, match="turn_tokens: 0 -> 9"):
+  with pytest.raises(errors.ConfigError, match="turn_tokens: 4 -> 9"):
     run_directory.check(place.run, c)
+  with pytest.raises(errors.ConfigError, match="turn_tokens = 48: must be les"):
+    read(place.run, "evaluate", environment__turn_tokens="48")
+  save(place.run)
   other = dict(
       task__name="files",
       data__evaluate="rows.jsonl",
@@ -217,6 +228,7 @@ def test_what_may_be_set_without_the_config(place):
           "task.difficulties = .*: 1 is none of arithmetic's",
       ),
       ("evaluate", dict(rollout__temperature="2"), "takes evaluate., mesh."),
+      ("evaluate", turns, "max_turns = 3: does nothing: responses have one t"),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
       ("evaluate", dict(data__template="published"), "goes with task.name"),

@@ -104,11 +104,12 @@ FREE = (
     "evaluate.long_prompts",
     "evaluate.sampling",
 )
-# What an evaluation may have other than the run: problems, lengths, sampler.
+# What an evaluation may have other than the run: problems, lengths, sampler,
+# the time of a verifier.
 ELSEWHERE = (
     *("task.name", "task.difficulties", "rollout.max_prompt"),
     *("rollout.max_tokens", "rollout.stop_tokens", "environment.max_turns"),
-    *("environment.turn_tokens", "environment.phrase"),
+    *("environment.turn_tokens", "environment.phrase", "reward.seconds"),
     *("rollout.weights", "rollout.cache", "export.precision"),
 )
 # Fields that may differ from the fields of the run that is served.

@@ -57,14 +57,6 @@ def levels(c, name: str) -> Iterator[Rule]:
     yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
 
 
-def further_sets(c) -> Iterator[Rule]:
-  """Held-out sets of further tasks."""
-  if c.evaluate.tasks and facts.environment(c):
-    yield "evaluate.tasks", (
-        "an environment plays the prompts of its own task alone: leave it out"
-    )
-
-
 def environment(c) -> Iterator[Rule]:
   """Trajectories of several turns."""
   e, found = c.environment, facts.environment(c)
@@ -79,7 +71,10 @@ def environment(c) -> Iterator[Rule]:
   if not found:
     return
   name = e.name or c.task.name
-  yield from further_sets(c)
+  if c.evaluate.tasks:
+    yield "evaluate.tasks", (
+        "an environment plays the prompts of its own task alone: leave it out"
+    )
   if e.executor == "process" and name.startswith(given.LOCAL):
     yield "environment.executor", (
         f"another process cannot import {name}: put it into a module of its"

@@ -22,6 +22,7 @@ from rl_reason.checks import (
     facts,
     machine_checks,
     named_code,
+    relations,
     replay_rules,
     rules,
     run_directory,
@@ -40,8 +41,10 @@ OVERRIDES = {
     "serve": (*resume_rules.SERVED, *PLACES),
     "evaluate": (
         *("evaluate.", "mesh.", *_PROMPTS),
-        # Other sets may have other columns and verifiers.
+        # Other sets may have other columns and verifiers, and another machine
+        # may need longer for them.
         *("data.evaluate", "data.columns", "data.kind", "reward.functions"),
+        *("reward.workers", "reward.executor", "reward.timeout"),
         *(*resume_rules.ELSEWHERE, *PLACES),
     ),
     "generate": ("export.", "generate."),
@@ -210,6 +213,9 @@ def _for_evaluation(
     if other and {name, other} & {*given}:
       if (most := config_lib.at(config, other)) < config_lib.at(config, name):
         rules.refuse(config, name, f"must not exceed {other} = {most}")
+  for name in sorted({*given} & {*FIELDS}):
+    if why := relations.in_vain(config, name):
+      rules.refuse(config, name, why)
   if "task.name" in given and "data.evaluate" not in given:
     config.data.evaluate = ""  # it belongs to the task of the run
   own = ["task.name", "environment.name", "data.kind"]
@@ -220,8 +226,9 @@ def _for_evaluation(
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
-  for name, fault in data_rules.further_sets(config):
-    rules.refuse(config, name, fault)
+  for name, fault in data_rules.environment(config):
+    if name in given:
+      rules.refuse(config, name, fault)
   faults = rules.Faults()
   text_rules.check(config, faults, {*given, "evaluate.perturb"})
   faults.end()
