@@ -46,6 +46,8 @@ def shown(workdir: pathlib.Path) -> dict[str, Any]:
   """What the picture shows of the report of a run."""
   data = page.data_of(workdir)
   out = data | dict.fromkeys(EMPTY, []) | dict(running=False, notes=[])
+  out["replay"] = data["replay"] | dict(last=0)  # without its section
+  out["environment"] = results.run_environment(workdir)  # not shown
   rows = [x for x in data["scores"]["rows"] if x["name"] in SCORES]
   # Columns of other prompts have no such scores.
   kept = [
@@ -97,7 +99,8 @@ def photograph(data: dict[str, Any], path: pathlib.Path) -> None:
   """Writes the picture, with its digest.
 
   Raises:
-    SystemExit: chromium is not installed, or does not start.
+    SystemExit: chromium is not installed, or does not start; a script of the
+      page fails.
   """
   browser = shutil.which("chromium") or shutil.which("google-chrome")
   if not browser:
@@ -107,6 +110,7 @@ def photograph(data: dict[str, Any], path: pathlib.Path) -> None:
     source.write_text(text(data), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu"]
     command += ["--disable-quic", "--no-first-run", "--hide-scrollbars"]
+    command += ["--enable-logging=stderr"]  # with the console of the page
     command += [f"--user-data-dir={scratch}/profile"]
     command += [f"--window-size={WIDTH},{HEIGHT}"]
     command += [f"--force-device-scale-factor={SCALE}"]
@@ -115,6 +119,8 @@ def photograph(data: dict[str, Any], path: pathlib.Path) -> None:
     taken = pathlib.Path(scratch) / "report.png"
     if not taken.exists():
       raise SystemExit(f"{browser} took no picture: {done.stderr[-400:]}")
+    if "Uncaught" in done.stderr:
+      raise SystemExit(f"the page fails: {done.stderr}")
     path.write_bytes(taken.read_bytes())
   figures.write_digest(path, digest(data))
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from bench import pages, report_picture, results, seeds
 from rl_reason.lab import ablation_pages, comparison
-from rl_reason.report import figures, rendering
+from rl_reason.report import figures, page, rendering
 
 
 def test_all_pages_and_figures_are_what_their_data_give():
@@ -67,6 +67,12 @@ def test_the_picture_of_the_report_is_of_the_page(monkeypatch):
   assert report_picture.digest(other) != wanted
   monkeypatch.setattr(rendering, "PALETTE", ("#123456",))
   assert report_picture.digest(data) != wanted
+
+
+def test_the_picture_of_the_report_has_all_data_of_the_page(tmp_path):
+  """Without a part of them the script of the page fails."""
+  wanted = page.data_of(tmp_path).keys()
+  assert wanted <= results.read("report").keys()
 
 
 def test_a_digest_is_added_to_a_picture(tmp_path):
