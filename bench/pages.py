@@ -2,7 +2,7 @@
 
   python -m bench.pages            # writes what differs; measures nothing
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
-  python -m bench.pages --open     # and the interactive pages of the ablations
+  python -m bench.pages --interactive  # and the pages of the ablations
 
 Figures need matplotlib; whether one differs is known without it, by the digest
 in the file. docs/report.png, the picture of a report, needs chromium.
@@ -165,12 +165,12 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--check", action="store_true", help="write nothing")
   parser.add_argument(
-      "--open",
+      "--interactive",
       action="store_true",
       help="write the interactive pages of the ablations, which git ignores",
   )
   flags = parser.parse_args()
-  if flags.open:
+  if flags.interactive:
     for path in interactive():
       print(f"{path.name}: written")
   found = differences(write=not flags.check)

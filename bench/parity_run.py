@@ -691,6 +691,15 @@ def page(result: dict) -> list[str]:
   missing = [row for row in CONTROLS if row not in rows_of(result)]
   if missing:
     out += ["", f"These rows have not run yet: {', '.join(missing)}."]
+  else:
+    *_, last = CONTROLS
+    refuted = False in verdicts(compare(*of_seeds(result, last, TRL)))
+    out += [
+        "",
+        f"The plan predicted that {last!r} would not be found, because the"
+        " responses differ little in length:"
+        f" {'refuted' if refuted else 'holds'}.",
+    ]
   out += [
       "",
       *_replayed(result["replay"]),
@@ -700,7 +709,8 @@ def page(result: dict) -> list[str]:
       *_knobs(result),
       *_seconds(result),
   ]
-  return [*out, *results.footer(result)]
+  commits = ", ".join(x[:8] for x in result["commits"])
+  return [*out, f"Commits of the runs: {commits}.", "", *results.footer(result)]
 
 
 def _tests(result: dict, row: str, other: str, about: str) -> str:
@@ -763,8 +773,9 @@ def _tunix(result: dict) -> list[str]:
     out += [
         "Both rows of tunix have the same noise, so that EOS alone makes"
         f" {points(pair['difference'], '+')} points, less than the first row"
-        " differs from this package. Of the six tests above one may fail by"
-        " chance.",
+        " differs from this package. No single cause was shown for that"
+        " difference: of the six tests above one may fail by chance, and the"
+        " mask of tunix, below, acts in both rows.",
         "",
     ]
   for row, found in (result.get("replay_tunix") or {}).items():

@@ -91,8 +91,16 @@ def measure(given) -> dict:
           name, x["seconds"], x["cpu_seconds"], len(x["programs"]), flush=True
       )
   environment = results.environment(load)
+  command = ["git", "-C", tree, "rev-parse", "HEAD"]
+  found["commit"] = subprocess.check_output(command, text=True).strip()
   result["before" if given.tree else "after"] = found
   return result | dict(environment=environment)
+
+
+def _commit(result: dict) -> str:
+  """The commit of the tree that was measured as before; '' if unknown."""
+  commit = result.get("before", {}).get("commit", "")
+  return commit and f" (commit {commit})"
 
 
 def page(result: dict) -> list[str]:
@@ -104,6 +112,11 @@ def page(result: dict) -> list[str]:
       " on a CPU. From the cache: programs that were read from the cache of"
       " compiled programs. CPU seconds are of the whole process; on a machine"
       " that is busy with other work, seconds are longer than they would be.",
+      "",
+      "Before: an earlier checkout (`--tree`), in which SFT and the habits had"
+      " an update each, the rewards of logged samples were computed operation"
+      " by operation, and the cache kept only programs that take at least 0.2"
+      f" s to compile{_commit(result)}. After: the commit below.",
       "",
       *results.busy(result["environment"]),
       "| start | | programs | compiled | from the cache | seconds in XLA"
@@ -126,8 +139,11 @@ def page(result: dict) -> list[str]:
       "`start`, `decode` and `finish` of the sampler compile twice: an"
       " evaluation samples 256 prompts with 9 responses each, a step of RL 32"
       " prompts with 8. Other numbers of rows may round differently, so one"
-      " program for both could change numbers of a run. `rl_update` compiles"
-      " while SFT runs. Programs of the first start, in order: seconds in XLA.",
+      " program for both could change numbers of a run. `first_state` makes the"
+      " states of SFT, of the habits (from the cache) and of RL. `rates`"
+      " computes the learning rates of all steps of SFT and of the habits,"
+      " which differ in number. `rl_update` compiles while SFT runs. Programs"
+      " of the first start, in order: seconds in XLA.",
       "",
   ]
   out += ["| program | s |", "|---|---|"]

@@ -81,7 +81,7 @@ def test_partial_data_are_said_to_be_partial():
   assert "- 100 of 243 runs have been made" in page
   assert "of the 81 runs that complete a balanced third" in page
   one = "\n".join(knobs.page(result(27)))
-  assert one.count("one seed") == 2 * 4 * 4
+  assert one.count("one seed") == 2 * 4 * 4 + 2 * 3 * 3
   assert one.count("open: fewer than two seeds") == 5
   nothing = "\n".join(knobs.page(result(0) | dict(environment={})))
   assert "- 0 of 243 runs" in nothing

@@ -4,6 +4,7 @@ import html
 import itertools
 import shutil
 
+import numpy as np
 import pytest
 from conftest import found_in_browser
 from knob_runs import result
@@ -83,6 +84,27 @@ def test_sliders_move_the_curves(tmp_path):
       zero.format("1.28", " or r > 10"),
       ["0.2", "0.28", "10"],
   ]
+
+
+def test_the_range_of_a_card_and_its_mask(tmp_path):
+  """The range shows the bounds of the settings; delta removes responses."""
+  probe = """<script>
+    const selects = document.querySelectorAll("#gspo select");
+    const found = [selects[1].value];
+    selects[0].value = "gspo.py";
+    selects[0].dispatchEvent(new Event("change"));
+    found.push(selects[1].value);
+    const card = document.querySelector("#ppo_sequence_mask");
+    const delta = card.querySelectorAll("input")[2];
+    delta.value = .1;
+    delta.dispatchEvent(new Event("input"));
+    found.push([...card.querySelectorAll("p")].find(
+      x => x.textContent.startsWith("The gradient")).textContent);
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>"""
+  before, after, mask = found_in_browser(written(tmp_path, "cards"), probe)
+  assert (before, after) == ("1 ± 0.002", "1 ± 0.1")
+  assert f"A < 0: r < {np.exp(-0.1):.6f}." in mask  # and not 0.8
 
 
 def test_knobs_turn_by_press_and_by_key(tmp_path):
