@@ -667,6 +667,133 @@ def _surrogates() -> list[Case]:
   ]
 
 
+def _recent_surrogates() -> list[Case]:
+  """Surrogates of recent papers: no fault of them is documented."""
+  # Log-ratios and advantages of each response; tokens inside and outside.
+  log_BT = np.log(
+      _rows(
+          [1.5, 1, 1, 1], [1.3, 0.4, 1, 1], [2.2, 0.9, 0.5, 1], [0.3, 0.6, 1, 1]
+      )
+  )
+  row = SIGNS[:, :1]
+  sequences = WEIGHTS["seq_mean_token_mean"]
+  ratios, logps = np.exp(log_BT), OLD + log_BT
+
+  def case(name, loss, grad, weights=sequences, **inputs):
+    reduction = (
+        "token_mean"
+        if weights is WEIGHTS["token_mean"]
+        else ("seq_mean_token_mean")
+    )
+    shape = (4, 4)
+    return _loss(
+        ratios,
+        row,
+        MASK,
+        weights,
+        loss=np.broadcast_to(loss, shape),
+        grad=np.broadcast_to(grad, shape),
+        reduction=reduction,
+        kind=name,
+        **inputs,
+    )
+
+  def mean(values_BT):
+    kept = np.where(MASK, values_BT, 0)
+    return kept.sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
+
+  tau = np.where(row > 0, 1.0, 1.05)
+  gate = 1 / (1 + np.exp(-tau * (ratios - 1)))
+  bounded = np.where(row > 0, np.minimum(log_BT, 0.4), np.maximum(log_BT, -0.4))
+  s = np.exp(mean(bounded))
+  change = np.exp(logps) - np.exp(OLD)
+  far = np.where(row > 0, change > 0.1, change < -0.1)
+  truncated = np.where(far, 0.0, np.minimum(ratios, 20.0))
+  product = np.exp(np.where(MASK, log_BT, 0).sum(1, keepdims=True))
+  k, lam = np.where(row > 0, 2.0, 3.0), np.where(row > 0, 3.0, 2.0)
+  whole = product**k * np.exp(lam * (1 - product))
+  unlikely = (row < 0) & (mean(-log_BT) > 0.5)
+  kept_loss, kept_grad = (
+      np.where(unlikely, 0.0, x) for x in _clipped(ratios, row, 0.2, 0.28)
+  )
+  return [
+      Case(
+          name="sapo/by_hand",
+          **case(
+              "sapo",
+              -4 / tau * gate * row,
+              -4 * gate * (1 - gate) * ratios * row,
+              tau_positive=1.0,
+              tau_negative=1.05,
+          ),
+          formula=(
+              "-4 / tau sigmoid(tau (r - 1)) A, tau 1 where A > 0 and else"
+              " 1.05, mean over responses of the mean over tokens"
+          ),
+          source="SAPO, arXiv:2511.20347",
+      ),
+      Case(
+          name="gmpo/by_hand",
+          **case(
+              "gmpo",
+              -s * row,
+              np.where(bounded == log_BT, -s * row, 0.0),
+              clip_low=0.4,
+              clip_high=0.4,
+          ),
+          formula=(
+              "-s A, s = exp(mean over the response of log r, at most .4 where"
+              " A > 0 and else at least -.4), mean over responses"
+          ),
+          source="GMPO, arXiv:2507.20673",
+      ),
+      Case(
+          name="dppo/by_hand",
+          **case(
+              "dppo",
+              -truncated * row * logps,
+              -truncated * row,
+              WEIGHTS["token_mean"],
+              change_low=0.1,
+              change_high=0.1,
+              ratio_max=20.0,
+          ),
+          formula=(
+              "-stop_gradient(min(r, 20)) A log p, 0 where p - p_old > .1 and"
+              " A > 0, or p_old - p > .1 and A < 0, mean over tokens"
+          ),
+          source="DPPO (Binary-TV), arXiv:2602.04879",
+      ),
+      Case(
+          name="vespo/by_hand",
+          **case(
+              "vespo",
+              -whole * row * logps,
+              -whole * row,
+              WEIGHTS["token_mean"],
+              k_positive=2.0,
+              lam_positive=3.0,
+              k_negative=3.0,
+              lam_negative=2.0,
+          ),
+          formula=(
+              "-stop_gradient(W^k exp(lam (1 - W))) A log p, W = product of r"
+              " over the response, mean over tokens"
+          ),
+          source="VESPO, arXiv:2602.10693",
+      ),
+      Case(
+          name="sequence_mask/by_hand",
+          **case("ppo_sequence_mask", kept_loss, kept_grad, delta=0.5, **DAPO),
+          formula=(
+              "PPO's clip, low .2, high .28, and 0 where A < 0 and the mean of"
+              " -log r over the response exceeds .5, mean over responses"
+          ),
+          source="DeepSeek-V3.2, arXiv:2512.02556, eq 9",
+      ),
+  ]
+
+
 def _reductions() -> list[Case]:
   advantages = np.repeat(ADVANTAGES[:, None], 4, 1)
   ones = np.ones((4, 4))
@@ -1106,6 +1233,7 @@ CASES: tuple[Case, ...] = (
     *_advantages(),
     *_tokens(),
     *_surrogates(),
+    *_recent_surrogates(),
     *_reductions(),
     *_corrections(),
     *_kl(),

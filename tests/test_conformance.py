@@ -1,5 +1,6 @@
 """The conformance kit: our own verdicts, and cases that can fail."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -22,6 +23,7 @@ from rl_reason.algorithms import (
     objective,
     reductions,
     rewards,
+    surrogate_variants,
     surrogates,
     values,
 )
@@ -66,6 +68,19 @@ def patch(module, **changes):
 def instead(function):
   """A change that forgets the function."""
   return lambda _: function
+
+
+def keywords_with(change):
+  """A change of the keywords that the function gets."""
+
+  def changed(function):
+    @functools.wraps(function)
+    def inner(*arrays, **keywords):
+      return function(*arrays, **change(**keywords))
+
+    return inner
+
+  return changed
 
 
 def first_only(_):
@@ -399,6 +414,43 @@ MUTATIONS = {
         patch(surrogates, row_mean=instead(lambda x, _: x.mean(1))),
     ],
     "cispo/by_hand": [patch(surrogates, cispo=detached)],
+    "sapo/by_hand": [
+        patch(
+            surrogate_variants,
+            sapo=keywords_with(
+                lambda tau_positive, tau_negative: dict(
+                    tau_positive=tau_negative, tau_negative=tau_positive
+                )
+            ),
+        )
+    ],
+    "gmpo/by_hand": [
+        patch(
+            surrogate_variants,
+            row_mean=instead(lambda x, mask: (x * mask).sum(1)),
+        )
+    ],
+    "dppo/by_hand": [
+        patch(
+            surrogate_variants,
+            dppo=keywords_with(lambda **given: given | dict(change_low=1.0)),
+        )
+    ],
+    "vespo/by_hand": [
+        patch(
+            surrogate_variants,
+            vespo=keywords_with(
+                lambda k_positive, k_negative, **given: given
+                | dict(k_positive=k_negative, k_negative=k_positive)
+            ),
+        )
+    ],
+    "sequence_mask/by_hand": [
+        patch(
+            surrogate_variants,
+            row_mean=instead(lambda x, mask: (x * mask).sum(1)),
+        )
+    ],
     "reduction/token_mean": [
         patch(reductions, token_mean=instead(reductions.seq_mean_token_mean))
     ],

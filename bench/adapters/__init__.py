@@ -41,10 +41,11 @@ vocabulary.
 | keeps_old_logps      | updates_per_rollout -> kept                          |
 
 policy_loss: logps_BT, old_logps_BT, advantages_BT, mask_BT, reduction (of
-`rl_reason.algorithms.reductions`), clip_low, clip_high; optionally kind ('gspo'
-or 'cispo', with ratio_max in place of the bounds), dual_clip, groups_B,
-micro_batches (rows of each), and sampler_logps_BT with correction (its kind,
-'tis' or 'icepop', and bounds). The maximal response length is T.
+`rl_reason.algorithms.reductions`), clip_low, clip_high; optionally kind
+('gspo'; 'cispo', with ratio_max in place of the bounds; or a function of
+`rl_reason.algorithms.surrogate_variants`, with its keywords), dual_clip,
+groups_B, micro_batches (rows of each), and sampler_logps_BT with correction
+(its kind, 'tis' or 'icepop', and bounds). The maximal response length is T.
 """
 
 import numpy as np

@@ -174,8 +174,8 @@ def policy_loss(
     **options,
 ):
   """openrlhf.models.loss.PolicyLoss."""
-  if options.get("kind") == "cispo":
-    raise NotImplementedError("no CISPO")
+  if (kind := options.get("kind", "ppo")) not in ("ppo", "gspo"):
+    raise NotImplementedError(f"no {kind}")
   if reduction not in ("token_mean", "seq_mean_token_mean"):
     raise NotImplementedError(f"no loss_agg_mode for {reduction}")
   mask = torch.tensor(mask_BT)
@@ -193,7 +193,7 @@ def policy_loss(
       clip_eps_high=options.get("clip_high", 0.2),
       dual_clip=options.get("dual_clip"),
       token_level_loss=reduction == "token_mean",
-      policy_loss_type=options.get("kind", "ppo"),
+      policy_loss_type=kind,
       **fields,
   )
   logps = torch.tensor(logps_BT, requires_grad=True)

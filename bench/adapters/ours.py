@@ -17,6 +17,7 @@ from rl_reason.algorithms import (
     credit,
     objective,
     reductions,
+    surrogate_variants,
     surrogates,
     values,
 )
@@ -176,19 +177,18 @@ def _update(o, batch, logps_BT, micro_batches=None, coefs=None):
   return dict(loss=total, grad_BT=grad_BT), metrics
 
 
-def _surrogate(
-    kind="ppo", ratio_max=0.0, clip_low=0.2, clip_high=0.2, dual_clip=None
-):
-  function = getattr(surrogates, kind)
+def _surrogate(kind="ppo", **inputs):
+  """A function of the package with the keywords that a case gives."""
+  module = surrogates if hasattr(surrogates, kind) else surrogate_variants
+  function = getattr(module, kind)
   if kind == "cispo":
-    bounds = dict(clip_low=1.0, clip_high=ratio_max - 1)
-  else:
-    bounds = dict(clip_low=clip_low, clip_high=clip_high)
-  if dual_clip is not None:
-    bounds["dual_clip"] = dual_clip
+    inputs |= dict(clip_low=1.0, clip_high=inputs["ratio_max"] - 1)
+  found = inspect.signature(function).parameters.values()
+  known = {x.name for x in found if x.kind == x.KEYWORD_ONLY}
+  keywords = {k: x for k, x in inputs.items() if k in known}
 
   def surrogate(logps_BT, old_logps_BT, advantages_BT, mask_BT):
-    return function(logps_BT, old_logps_BT, advantages_BT, mask_BT, **bounds)
+    return function(logps_BT, old_logps_BT, advantages_BT, mask_BT, **keywords)
 
   return surrogate
 
@@ -201,13 +201,7 @@ def _policy(logps_BT, reduction, mask_BT, micro_batches=None, **inputs):
     factor_BT = getattr(corrections, name)(*map(jnp.asarray, arrays), **bounds)
     inputs["advantages_BT"] = inputs["advantages_BT"] * factor_BT
   o = objective.Objective(
-      surrogate=_surrogate(
-          **{
-              k: x
-              for k, x in inputs.items()
-              if k in inspect.signature(_surrogate).parameters
-          }
-      ),
+      surrogate=_surrogate(**inputs),
       reduction=getattr(reductions, reduction),
   )
   return _update(o, _batch(mask_BT, **inputs), logps_BT, micro_batches)

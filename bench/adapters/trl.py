@@ -18,6 +18,7 @@ import tokenizers
 import torch
 import transformers
 import trl
+from trl.experimental import gmpo
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
 
@@ -79,6 +80,7 @@ def _trainer(kind, **fields):
   config, trainer = dict(
       grpo=(trl.GRPOConfig, trl.GRPOTrainer),
       rloo=(trl.RLOOConfig, trl.RLOOTrainer),
+      gmpo=(gmpo.GMPOConfig, gmpo.GMPOTrainer),
   )[kind]
   rewards = []
   args = config(
@@ -182,6 +184,30 @@ LOSSES = dict(
 )
 
 
+def _fields_of_kind(kind, options) -> dict:
+  """Fields of the config for a surrogate."""
+  if kind == "gspo":
+    return dict(importance_sampling_level="sequence")
+  if kind == "cispo":
+    return dict(loss_type="cispo", epsilon_high=options["ratio_max"])
+  if kind == "ppo_sequence_mask":
+    return dict(off_policy_mask_threshold=options["delta"])
+  names = dict(ppo={}, gmpo={})
+  names["sapo"] = dict(
+      tau_positive="sapo_temperature_pos", tau_negative="sapo_temperature_neg"
+  )
+  names["vespo"] = dict(
+      k_positive="vespo_k_pos",
+      lam_positive="vespo_lambda_pos",
+      k_negative="vespo_k_neg",
+      lam_negative="vespo_lambda_neg",
+  )
+  if kind not in names:
+    raise NotImplementedError(f"no {kind}")
+  fields = {name: options[x] for x, name in names[kind].items()}
+  return fields | (dict(loss_type=kind) if fields else {})
+
+
 def _loss(
     logps_BT,
     old_logps_BT,
@@ -199,16 +225,14 @@ def _loss(
   fields = dict(epsilon=options.get("clip_low", 0.2), beta=0.0)
   fields["epsilon_high"] = options.get("clip_high", 0.2)
   fields["loss_type"] = LOSSES[reduction]
-  if options.get("kind") == "gspo":
-    fields["importance_sampling_level"] = "sequence"
-  if options.get("kind") == "cispo":
-    fields |= dict(loss_type="cispo", epsilon_high=options["ratio_max"])
+  kind = options.get("kind", "ppo")
+  fields |= _fields_of_kind(kind, options)
   if "dual_clip" in options:
     fields["delta"] = options["dual_clip"]
   if ref_logps_BT is not None:
     fields |= dict(beta=1.0) | options["kl"]
   trainer = _trainer(
-      "grpo",
+      "gmpo" if kind == "gmpo" else "grpo",
       num_generations=2,
       per_device_train_batch_size=rows // len(micro_batches),
       gradient_accumulation_steps=len(micro_batches),
@@ -253,7 +277,7 @@ def _loss(
       advantages=torch.tensor(advantages_BT),
       old_per_token_logps=torch.tensor(old_logps_BT),
   )
-  if options.get("kind") == "gspo":  # one advantage of a completion
+  if kind in ("gspo", "gmpo"):  # one advantage of a completion
     arrays["advantages"] = arrays["advantages"][:, 0]
   if ref_logps_BT is not None:
     arrays["ref_per_token_logps"] = torch.tensor(ref_logps_BT)
@@ -267,7 +291,7 @@ def _loss(
 
 
 def policy_loss(**inputs):
-  """trl.GRPOTrainer.training_step (_compute_loss)."""
+  """trl.GRPOTrainer.training_step (_compute_loss; of GMPO: GMPOTrainer)."""
   return _loss(**inputs)
 
 

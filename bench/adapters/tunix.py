@@ -134,8 +134,8 @@ def _loss(
   """Loss and gradient of `grpo_loss_fn`; of micro-batches by PeftTrainer."""
   if reduction not in MODES:
     raise NotImplementedError(f"no loss_agg_mode for {reduction}")
-  if inputs.get("kind") == "cispo":
-    raise NotImplementedError("no CISPO")
+  if (kind := inputs.get("kind", "grpo")) not in ("grpo", "gspo"):
+    raise NotImplementedError(f"no {kind}")
   if "correction" in inputs:
     raise NotImplementedError(
         "weights are computed inside of AgenticGRPOLearner's loop"
@@ -145,7 +145,7 @@ def _loss(
       epsilon=inputs.get("clip_low", 0.2),
       beta=0.0 if ref_logps_BT is None else 1.0,
       loss_agg_mode=MODES[reduction],
-      loss_algo="gspo-token" if inputs.get("kind") == "gspo" else "grpo",
+      loss_algo="gspo-token" if kind == "gspo" else "grpo",
   )
   if kl_kind not in (None, "default"):
     fields["kl_loss_mode"] = kl_kind

@@ -146,6 +146,14 @@ MODES = dict(
     seq_mean_token_sum="seq-mean-token-sum",
     constant="seq-mean-token-sum-norm",
 )
+KINDS = dict(
+    ppo="vanilla",
+    gspo="gspo",
+    cispo="cispo",
+    sapo="sapo",
+    gmpo="geo_mean",
+    dppo="dppo_tv",
+)
 
 
 def _loss(
@@ -162,10 +170,19 @@ def _loss(
   """Loss, gradient and metrics by `ppo_loss`, summed over micro-batches."""
   if reduction not in MODES:
     raise NotImplementedError(f"no loss_agg_mode for {reduction}")
-  kind = options.get("kind", "vanilla")
+  if (kind := options.get("kind", "ppo")) not in KINDS:
+    raise NotImplementedError(f"no {kind}")
   bounds = options.get("clip_low", 0.2), options.get("clip_high", 0.2)
+  more = {}
   if kind == "cispo":
     bounds = 1.0, options["ratio_max"] - 1
+  elif kind == "dppo":
+    bounds = options["change_low"], options["change_high"]
+    options["dual_clip"] = options["ratio_max"]
+  elif kind == "sapo":
+    more = dict(
+        tau_pos=options["tau_positive"], tau_neg=options["tau_negative"]
+    )
   config = ActorConfig(
       strategy="fsdp",
       rollout_n=2,
@@ -176,7 +193,8 @@ def _loss(
       loss_agg_mode=MODES[reduction],
       use_kl_loss=kl_kind is not None,
       kl_loss_coef=1.0,
-      policy_loss=PolicyLossConfig(loss_mode=kind),
+      policy_loss=PolicyLossConfig(loss_mode=KINDS[kind]),
+      **more,
       **(
           dict(kl_loss_type=kl_kind) if kl_kind not in (None, "default") else {}
       ),

@@ -20,9 +20,8 @@ REQUIREMENTS = {
     ],
     "trl": [
         "trl==1.16.0",
-        "torch==2.13.0",  # the CPU build, if the index has it
+        "torch==2.13.0",
         "transformers==5.23.0",
-        "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
     # What the functions of bench/adapters import of them.
     "verl": [
@@ -30,19 +29,18 @@ REQUIREMENTS = {
         *("ray==2.60.0", "omegaconf==2.3.1", "hydra-core", "codetiming"),
         *("torchdata", "datasets", "pandas", "peft", "pillow", "packaging<26"),
         *("aiohttp", "cachetools", "fastapi", "uvicorn"),
-        "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
     "areal": [  # only its mask of M2PO, a function of tensors, is compared
         "torch==2.13.0",
         "numpy",
-        "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
     "openrlhf": [
         *("torch==2.13.0", "transformers==5.15.0", "einops", "tqdm"),
         "packaging",
-        "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
 }
+# Builds of torch for CPUs; those of the default index are larger.
+CPU_INDEX = "--extra-index-url=https://download.pytorch.org/whl/cpu"
 # Their own requirements need a GPU.
 ALONE = {
     "verl": "verl==0.9.1",
@@ -65,7 +63,10 @@ def main() -> None:
   # indexes, the best version counts, as with pip.
   uv = [directory / "bin" / "uv", "pip", "install", "--python", python]
   uv.append("--index-strategy=unsafe-best-match")
-  subprocess.run([*uv, *REQUIREMENTS[flags.install]], check=True)
+  wanted = [*uv, *REQUIREMENTS[flags.install]]
+  if subprocess.run([*wanted, CPU_INDEX], check=False).returncode:
+    print("again with the default index alone, whose build of torch is larger")
+    subprocess.run(wanted, check=True)
   if flags.install in ALONE:
     subprocess.run([*uv, "--no-deps", ALONE[flags.install]], check=True)
 
