@@ -200,6 +200,10 @@ def test_what_may_be_set_without_the_config(place):
     run_directory.check(place.run, c)
   with pytest.raises(errors.ConfigError, match="turn_tokens = 48: must be les"):
     read(place.run, "evaluate", environment__turn_tokens="48")
+  save(place.run, evaluate__tasks="countdown")  # of a run of single turns
+  game = dict(task__name="calculator", task__difficulties="(2,)")
+  with pytest.raises(errors.ConfigError, match="evaluate.tasks = 'countdown'"):
+    read(place.run, "evaluate", **game)
   save(place.run)
   other = dict(
       task__name="files",

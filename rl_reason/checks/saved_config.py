@@ -226,8 +226,9 @@ def _for_evaluation(
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
+  # An override may have made a task of the run one with an environment.
   for name, fault in data_rules.environment(config):
-    if name in given:
+    if name in {*given, "evaluate.tasks"}:
       rules.refuse(config, name, fault)
   faults = rules.Faults()
   text_rules.check(config, faults, {*given, "evaluate.perturb"})
