@@ -371,15 +371,14 @@ def finished(run: Run) -> bool:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
   """Measures what is missing, and again what names a changed checkout.
 
-  Nothing is written before the last run, so that every run, and the bandit
-  after it, names the commit of a clean checkout. A command that is interrupted
-  finds the runs in their work directories.
+  A command that was interrupted finds its runs in their work directories.
   """
   data = results.read(NAME) or dict(command="python -m bench.clip_law", runs=[])
   found = {(x["setting"], x["e"], x["p0"], x["seed"]): x for x in data["runs"]}
   for run in wanted(SEEDS[: given.seeds]):
-    known = found.get(run.key, dict(commit="-dirty"))
-    if known["commit"].endswith("-dirty") and (given.runs or finished(run)):
+    known = found.get(run.key)
+    missing = known is None or known["commit"].endswith("-dirty")
+    if missing and (given.runs or finished(run)):
       found[run.key] = read(run) if finished(run) else train(run)
       print(*run, flush=True)
   runs = [found[x.key] for x in wanted(SEEDS) if x.key in found]

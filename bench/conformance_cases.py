@@ -676,25 +676,18 @@ def _recent_surrogates() -> list[Case]:
       )
   )
   row = SIGNS[:, :1]
-  sequences = WEIGHTS["seq_mean_token_mean"]
   ratios, logps = np.exp(log_BT), OLD + log_BT
 
-  def case(name, loss, grad, weights=sequences, **inputs):
-    reduction = (
-        "token_mean"
-        if weights is WEIGHTS["token_mean"]
-        else ("seq_mean_token_mean")
-    )
-    shape = (4, 4)
+  def case(kind, loss, grad, reduction="seq_mean_token_mean", **inputs):
     return _loss(
         ratios,
         row,
         MASK,
-        weights,
-        loss=np.broadcast_to(loss, shape),
-        grad=np.broadcast_to(grad, shape),
+        WEIGHTS[reduction],
+        loss=loss,
+        grad=grad,
         reduction=reduction,
-        kind=name,
+        kind=kind,
         **inputs,
     )
 
@@ -753,7 +746,7 @@ def _recent_surrogates() -> list[Case]:
               "dppo",
               -truncated * row * logps,
               -truncated * row,
-              WEIGHTS["token_mean"],
+              "token_mean",
               change_low=0.1,
               change_high=0.1,
               ratio_max=20.0,
@@ -770,7 +763,7 @@ def _recent_surrogates() -> list[Case]:
               "vespo",
               -whole * row * logps,
               -whole * row,
-              WEIGHTS["token_mean"],
+              "token_mean",
               k_positive=2.0,
               lam_positive=3.0,
               k_negative=3.0,

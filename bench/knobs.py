@@ -426,27 +426,28 @@ def page(result: dict) -> list[str]:
 
 def _by_punishment(result: dict) -> list[str]:
   """The effects on the last accuracy at each setting of the punishment."""
-  runs, (*knobs, last) = balanced(result["runs"]), result["knobs"]
-  wheres = result["knobs"][last]
+  runs, where = balanced(result["runs"]), "length punishment"
+  wheres = result["knobs"][where]
   out = [
       "A main effect is a mean over cells that differ much: above all, the"
       " knobs act otherwise under a length punishment. The differences in"
-      f" {FINAL.name.removesuffix(', %')}, in points, at each {last}:",
+      f" {FINAL.name.removesuffix(', %')}, in points, at each {where}:",
       "",
       results.row("knob", "setting", *wheres),
       "|---" * (len(wheres) + 2) + "|",
   ]
-  for k, knob in enumerate(knobs):
-    settings = result["knobs"][knob]
+  for (knob, settings), k in zip(
+      result["knobs"].items(), DEFAULTS, strict=True
+  ):
     for setting in settings:
-      if setting != settings[DEFAULTS[k]]:
-        by_where = (
-            by_seed(runs, FINAL, knob, setting, length_punishment=x)
-            for x in wheres
-        )
-        cells = (_text(effect(x), FINAL) for x in by_where)
-        first = f"{knob} ({settings[DEFAULTS[k]]})"
-        out.append(results.row(first, setting, *cells))
+      if knob == where or setting == settings[k]:
+        continue
+      effects = (
+          effect(by_seed(runs, FINAL, knob, setting, length_punishment=x))
+          for x in wheres
+      )
+      cells = (_text(x, FINAL) for x in effects)
+      out.append(results.row(f"{knob} ({settings[k]})", setting, *cells))
   return out
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 
 from bench import results
+from rl_reason.report import machine
 
 RUN = "--config=configs/dapo.py"
 # Arguments, the cache, and the work directory of each start.
@@ -91,8 +92,7 @@ def measure(given) -> dict:
           name, x["seconds"], x["cpu_seconds"], len(x["programs"]), flush=True
       )
   environment = results.environment(load)
-  command = ["git", "-C", tree, "rev-parse", "HEAD"]
-  found["commit"] = subprocess.check_output(command, text=True).strip()
+  found["commit"] = machine.commit(pathlib.Path(tree) / "rl_reason")
   result["before" if given.tree else "after"] = found
   return result | dict(environment=environment)
 

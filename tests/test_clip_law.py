@@ -108,7 +108,7 @@ def test_every_run_has_fields_of_its_own():
 
 
 def test_runs_of_a_changed_checkout_are_made_again(monkeypatch):
-  """Runs of a clean commit stay; nothing is written before the last run."""
+  """Runs of a clean commit stay."""
   runs = clip_law.wanted(clip_law.SEEDS[:1])
   commits = ["b", "a-dirty"] + ["b"] * (len(runs) - 2)
   before = [

@@ -186,26 +186,30 @@ LOSSES = dict(
 
 def _fields_of_kind(kind, options) -> dict:
   """Fields of the config for a surrogate."""
-  if kind == "gspo":
-    return dict(importance_sampling_level="sequence")
-  if kind == "cispo":
-    return dict(loss_type="cispo", epsilon_high=options["ratio_max"])
-  if kind == "ppo_sequence_mask":
-    return dict(off_policy_mask_threshold=options["delta"])
-  names = dict(ppo={}, gmpo={})
-  names["sapo"] = dict(
-      tau_positive="sapo_temperature_pos", tau_negative="sapo_temperature_neg"
-  )
-  names["vespo"] = dict(
-      k_positive="vespo_k_pos",
-      lam_positive="vespo_lambda_pos",
-      k_negative="vespo_k_neg",
-      lam_negative="vespo_lambda_neg",
-  )
-  if kind not in names:
-    raise NotImplementedError(f"no {kind}")
-  fields = {name: options[x] for x, name in names[kind].items()}
-  return fields | (dict(loss_type=kind) if fields else {})
+  match kind:
+    case "ppo" | "gmpo":
+      return {}
+    case "gspo":
+      return dict(importance_sampling_level="sequence")
+    case "cispo":
+      return dict(loss_type="cispo", epsilon_high=options["ratio_max"])
+    case "sapo":
+      return dict(
+          loss_type="sapo",
+          sapo_temperature_pos=options["tau_positive"],
+          sapo_temperature_neg=options["tau_negative"],
+      )
+    case "vespo":
+      return dict(
+          loss_type="vespo",
+          vespo_k_pos=options["k_positive"],
+          vespo_lambda_pos=options["lam_positive"],
+          vespo_k_neg=options["k_negative"],
+          vespo_lambda_neg=options["lam_negative"],
+      )
+    case "ppo_sequence_mask":
+      return dict(off_policy_mask_threshold=options["delta"])
+  raise NotImplementedError(f"no {kind}")
 
 
 def _loss(

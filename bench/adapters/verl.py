@@ -174,15 +174,16 @@ def _loss(
     raise NotImplementedError(f"no {kind}")
   bounds = options.get("clip_low", 0.2), options.get("clip_high", 0.2)
   more = {}
+  if kl_kind not in (None, "default"):
+    more["kl_loss_type"] = kl_kind
   if kind == "cispo":
     bounds = 1.0, options["ratio_max"] - 1
   elif kind == "dppo":
     bounds = options["change_low"], options["change_high"]
     options["dual_clip"] = options["ratio_max"]
   elif kind == "sapo":
-    more = dict(
-        tau_pos=options["tau_positive"], tau_neg=options["tau_negative"]
-    )
+    more["tau_pos"] = options["tau_positive"]
+    more["tau_neg"] = options["tau_negative"]
   config = ActorConfig(
       strategy="fsdp",
       rollout_n=2,
@@ -195,9 +196,6 @@ def _loss(
       kl_loss_coef=1.0,
       policy_loss=PolicyLossConfig(loss_mode=KINDS[kind]),
       **more,
-      **(
-          dict(kl_loss_type=kl_kind) if kl_kind not in (None, "default") else {}
-      ),
   )
   logps = torch.tensor(logps_BT, requires_grad=True)
   mask = torch.tensor(mask_BT)

@@ -9,6 +9,7 @@ import pytest
 from conftest import found_in_browser
 from test_report import HOSTILE, data_of, evaluation, put, rl_line, sample
 
+from bench import report_picture, results
 from rl_reason.report import compare, page
 
 pytestmark = pytest.mark.slow
@@ -118,3 +119,14 @@ def test_a_report_shows_the_scores_of_validation(tmp_path):
   ]
   shown = {x["label"] for chart in data["charts"] for x in chart["series"]}
   assert shown >= {"held out, mean@4", "validation, mean@4", "validation maj@8"}
+
+
+@needs_chromium
+def test_a_picture_of_a_page_whose_script_fails_is_refused(tmp_path):
+  data = results.read("report")
+  report_picture.photograph(data, tmp_path / "good.png")
+  assert (tmp_path / "good.png").exists()
+  del data["replay"]
+  with pytest.raises(SystemExit, match="Cannot read properties of undefined"):
+    report_picture.photograph(data, tmp_path / "bad.png")
+  assert not (tmp_path / "bad.png").exists()
