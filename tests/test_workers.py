@@ -1,7 +1,10 @@
 """Workers: whatever an item does to its process costs that item alone."""
 
 import collections
+import concurrent.futures
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +154,29 @@ def gone(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_handle_is_closed_once_where_two_threads_kill(monkeypatch):
+  """`close` of a pool and the thread of a worker may kill it together."""
+  worker = workers._Worker(json.dumps(["math:sqrt", 1.0, 10.0, 2048]))
+  child = subprocess.Popen(["sleep", "60"])
+  worker.started = {child.pid: os.pidfd_open(child.pid)}
+  (handle,) = worker.started.values()
+  close, closed = os.close, []
+
+  def slow(descriptor):
+    closed.append(descriptor)
+    time.sleep(0.3)
+    close(descriptor)
+
+  monkeypatch.setattr(os, "close", slow)
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    pending = [threads.submit(worker.kill) for _ in range(2)]
+    assert [x.result() for x in pending] == [None, None]
+  assert closed.count(handle) == 1
+  assert child.wait(10) == -signal.SIGKILL
+  worker.process.wait()
+  worker.socket.close()
+
+
 def test_workers_die_with_their_parent():
   """Killed while an item spins that might spin for an hour."""
   code = f"""

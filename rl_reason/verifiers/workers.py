@@ -248,30 +248,36 @@ class _Worker:
     theirs.close()
     self.asked = 0
     self.started: dict[int, int] = {}
+    # `Pool.close` kills a worker while the thread of the worker asks it. A
+    # handle that is closed twice may be a file of someone else by then.
+    self._lock = threading.RLock()
 
   def watch(self) -> None:
     """Records processes that the worker started, by handles that stay valid."""
-    for pid in progress.descendants(self.process.pid):
-      if pid not in self.started:
-        with contextlib.suppress(OSError):
-          self.started[pid] = os.pidfd_open(pid)
+    with self._lock:
+      for pid in progress.descendants(self.process.pid):
+        if pid not in self.started:
+          with contextlib.suppress(OSError):
+            self.started[pid] = os.pidfd_open(pid)
 
   def kill(self) -> None:
     """Kills the process and all processes that it has started."""
-    self.watch()
-    self.process.kill()
-    for handle in self.started.values():
-      with contextlib.suppress(OSError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-    self._forget()
+    with self._lock:
+      self.watch()
+      self.process.kill()
+      for handle in self.started.values():
+        with contextlib.suppress(OSError):
+          signal.pidfd_send_signal(handle, signal.SIGKILL)
+      self._forget()
     if self.process.returncode is None:  # otherwise the id may be reused
       with contextlib.suppress(OSError):
         os.killpg(self.process.pid, signal.SIGKILL)
 
   def _forget(self) -> None:
-    for handle in self.started.values():
-      os.close(handle)
-    self.started = {}
+    with self._lock:
+      for handle in self.started.values():
+        os.close(handle)
+      self.started = {}
 
   def ask(
       self,
