@@ -1,11 +1,13 @@
 """The expected bands of the configs, from the runs of results/.
 
-  python -m bench.bands   # writes rl_reason/monitoring/bands.json
+  python -m bench.bands         # writes rl_reason/monitoring/bands.json
+  python -m bench.bands --run   # makes results/band_runs.json before
 
-A config has the band of 16 runs: of results/table.json (accuracy, and reward,
-length and entropy of each step), of results/seeds.json (accuracy), or of
-results/xor.json (accuracy, and length and entropy of each step). Other configs
-are listed without a band, and their runs say so.
+A config has the band of 16 runs: of results/table.json or, where no study has
+16 runs of the config, of results/band_runs.json (accuracy, and reward, length
+and entropy of each step); of results/seeds.json (accuracy); or of
+results/xor.json (accuracy, and length and entropy of each step). A config
+without runs is listed without a band, and its runs say so.
 
 Shapes here: N seeds; D values of a run, all metrics and steps.
 """
@@ -20,6 +22,7 @@ from bench import results, table
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.checks import checked
 from rl_reason.configs.ablations import algorithms
+from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import bands
 
 PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
@@ -35,6 +38,18 @@ CONFIGS = (
 ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json
 # Rows of the table that are the config of a task.
 TASKS = {"countdown": "countdown", "calculator": "calculator"}
+# The configs of results/band_runs.json by task. Those of the first have the
+# evaluations and the number of steps of the table; the others have their own.
+RUNS = "band_runs"
+CONFIGS_BY_TASK = {
+    table.TASKS[0]: (
+        *("gdpo", "pass_at_k", "opo", "w_reinforce", "otb", "deepseek_v3_2"),
+        *("m2po", "scale_rl", "token_sum", "abs_kl"),
+    ),
+    "chain": ("chain",),
+    "lines": ("lines",),
+    "guess": ("guess",),
+}
 
 Curves = dict[str, tuple[list[int], np.ndarray]]  # metric -> steps, [N, steps]
 
@@ -69,11 +84,20 @@ def band(values_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def of_table(config: str) -> Curves:
   """The curves of the first `SEEDS` runs in results/table.json; {} if fewer."""
-  task, row = TASKS.get(config, table.TASKS[0]), config
   row = "dapo" if config in TASKS else config
+  return _curves(table.NAME, TASKS.get(config, table.TASKS[0]), row)
+
+
+def of_own_runs(config: str) -> Curves:
+  """The curves of the `SEEDS` runs in results/band_runs.json; {} if fewer."""
+  found = [task for task, x in CONFIGS_BY_TASK.items() if config in x]
+  return _curves(RUNS, found[0], config) if found else {}
+
+
+def _curves(name: str, task: str, row: str) -> Curves:
   runs = [
       x
-      for x in results.read(table.NAME).get("runs", [])
+      for x in results.read(name).get("runs", [])
       if (x["task"], x["row"]) == (task, row)
   ][:SEEDS]
   if len(runs) < SEEDS:
@@ -122,7 +146,11 @@ def of_parities() -> Curves:
 def entry(config: str, base: dict[str, Any]) -> dict[str, Any]:
   """What bands.json has for a config."""
   fields = _flat(config)
-  found = dict(table=of_table(config), seeds=of_seeds(config))
+  found = {
+      table.NAME: of_table(config),
+      "seeds": of_seeds(config),
+      RUNS: of_own_runs(config),
+  }
   if config == "xor":
     found["xor"] = of_parities()
   source = next((name for name, x in found.items() if x), "seeds")
@@ -174,6 +202,54 @@ def _short(values) -> list[float]:
   return [float(f"{x:.4g}") for x in values]
 
 
+def plan() -> dict[str, list[jobs.Job]]:
+  """The jobs of results/band_runs.json by task, on seeds of the table."""
+  out = {}
+  for task, configs in CONFIGS_BY_TASK.items():
+    fields = dict(table.ladder(table.TASKS[0]).common)
+    if task != table.TASKS[0]:
+      fields = {"log.loggers": "", "rl.max_steps_without_update": 0}
+    c = ablate.ladder(
+        title="Runs for the expected bands",
+        question="Where do runs of this config stay?",
+        seeds=table.seeds()[:SEEDS],
+        reference=configs[0],
+        common=fields,
+        rows=[(x, f"configs/{x}.py", {}) for x in configs],
+    )
+    out[task] = ablate.plan(c, results.RUNS / table.NAME, task)
+  return out
+
+
+def run(parallel: int) -> int:
+  """Makes the missing runs of results/band_runs.json; returns the exit code."""
+  stop, planned = jobs.stop_on_signals(), plan()
+
+  def save():
+    environments, runs = table.added(results.read(RUNS), planned)
+    if runs:
+      comparison.save(
+          dict(
+              command="python -m bench.bands --run",
+              environments=environments,
+              runs=runs,
+          ),
+          results.RESULTS / f"{RUNS}.json",
+      )
+
+  failed = jobs.run(
+      table.missing(planned, table.recorded(results.read(RUNS))),
+      stop,
+      parallel=parallel,
+      on_finished=save,
+      runs_per_process=table.RUNS_PER_PROCESS,
+  )
+  save()
+  for name in failed:
+    jobs.say(f"FAILED: {name}")
+  return 143 if stop.is_set() else int(bool(failed))
+
+
 def measure() -> dict[str, Any]:
   """The content of bands.json."""
   base = _flat("grpo")
@@ -189,14 +265,21 @@ def text(data: dict[str, Any]) -> str:
   return f'{{\n "base": {base},\n "configs": {{\n{configs}\n }}\n}}\n'
 
 
-def main() -> None:
-  """Writes the file."""
-  argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+def main() -> int:
+  """Runs the command and returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  flag = parser.add_argument
+  flag("--run", action="store_true", help="make the missing runs before")
+  flag("--jobs", type=int, default=2, help="runs at a time")
+  given = parser.parse_args()
+  if given.run and (code := run(given.jobs)):
+    return code
   data = measure()
   json_files.write_text(PATH, text(data))
   for name, x in data["configs"].items():
     print(f"{name}: {x['seeds']} seeds, {', '.join(x['metrics']) or 'no band'}")
+  return 0
 
 
 if __name__ == "__main__":
-  main()
+  raise SystemExit(main())

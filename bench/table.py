@@ -1,6 +1,7 @@
 """All algorithms x three tasks x 32 seeds: ranks at equal steps and tokens.
 
   python -m bench.table              # resumable; 12 hours of 2 cores or less
+  python -m bench.table --tasks calculator    # only the runs of these tasks
   python -m bench.table --collect    # data and pages of the runs made so far
   python -m bench.table --table      # only the pages, from JSON
 
@@ -121,8 +122,10 @@ def missing(planned: dict[str, list[jobs.Job]], known) -> list[jobs.Job]:
   ]
 
 
-def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
-  """Adds the finished runs of a seed to the data."""
+def added(
+    result: dict, planned: dict[str, list[jobs.Job]]
+) -> tuple[list[dict], list[dict]]:
+  """The environments and the runs of the data and of the finished jobs."""
   found, environments = recorded(result), result.get("environments", [])
   for task, of_task in planned.items():
     for job in of_task:
@@ -133,6 +136,12 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
         environments = [*environments, run["environment"]]
       run["environment"] = environments.index(run["environment"])
       found[key] = run
+  return environments, list(found.values())
+
+
+def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
+  """Adds the finished runs of a seed to the data."""
+  environments, runs = added(result, planned)
   order = {x: i for i, x in enumerate(seeds())}
   return dict(
       command="python -m bench.table",
@@ -144,7 +153,7 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
       },
       environments=environments,
       runs=sorted(
-          found.values(),
+          runs,
           key=lambda x: (
               order.get(x["seed"], len(order)),
               TASKS.index(x["task"]),
@@ -158,7 +167,7 @@ def make(given: argparse.Namespace) -> int:
   """Makes the runs that are missing, seed by seed; returns the exit code."""
   stop, failed = jobs.stop_on_signals(), []
   for number, seed in enumerate(seeds()[: given.seeds], 1):
-    planned = plan(seed)
+    planned = {x: y for x, y in plan(seed).items() if x in given.tasks}
     wanted = missing(planned, recorded(data()))
     if any(job.row for job in wanted):
       jobs.say(f"seed {number} of {given.seeds}: {seed}")
@@ -227,22 +236,19 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
 
 
 def complete(by_row: dict[str, dict[int, float]]) -> list[int]:
-  """The seeds that all rows have, in order."""
-  first, *others = by_row.values()
-  return [seed for seed in first if all(seed in x for x in others)]
+  """The seeds that all rows with runs have, in order."""
+  given = [x for x in by_row.values() if x]
+  return [s for s in next(iter(given), {}) if all(s in x for x in given)]
 
 
 def _cells(by_row: dict, shared: list[int]) -> dict[str, list[str]]:
   """Accuracy, rank and share of first places of each row."""
-  names = list(by_row)
+  names = [name for name, of_row in by_row.items() if of_row]
   values_NK = np.array([[by_row[k][s] for k in names] for s in shared])
   found = ranks.ranks(values_NK) if shared else None
-  out = {}
+  out = {name: ["–", "–", "–"] for name in by_row}
   for i, name in enumerate(names):
     numbers = [by_row[name][s] for s in shared] or list(by_row[name].values())
-    if not numbers:
-      out[name] = ["–", "–", "–"]
-      continue
     mean, half = comparison.interval(numbers)
     text = f"{mean:.1%}" + ("" if half is None else f" ± {100 * half:.1f}")
     rank = first = "–"
@@ -262,7 +268,9 @@ def agreement(result: dict) -> list[str]:
     _, by_row = values(result, task, "steps")
     if shared := complete(by_row):
       means[task] = {
-          k: float(np.mean([x[s] for s in shared])) for k, x in by_row.items()
+          k: float(np.mean([x[s] for s in shared]))
+          for k, x in by_row.items()
+          if x
       }
   out = []
   for i, a in enumerate(means):
@@ -300,7 +308,7 @@ def page(result: dict) -> list[str]:
       "",
       f"**{len(result['runs'])} of {wanted * total} runs are made**: "
       + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
-      + " have all rows."
+      + " have all rows that have runs."
       + (
           " The same command continues with the next seed."
           if min(counts.values()) < wanted
@@ -405,6 +413,7 @@ def main() -> int:
   flag("--collect", action="store_true", help="run nothing: read finished runs")
   flag("--jobs", type=int, default=2, help="runs at a time")
   flag("--seeds", type=int, default=len(seeds()), help="only the first ones")
+  flag("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
   given = parser.parse_args()
   if not (given.table or given.collect):
     return make(given)

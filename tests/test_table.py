@@ -60,7 +60,7 @@ def _result(count):
 
 def test_the_page_of_a_part_of_the_seeds(at_root):
   text = "\n".join(table.page(_result(2)))
-  assert "**24 of 342 runs are made**" in text
+  assert "**34 of 477 runs are made**" in text
   assert "calculator 2 of 9 seeds" in text and "arithmetic 0 of 9" in text
   assert "max_rl is not defined on calculator" in text
   assert "| vapo | 2 | 61." in text and "## countdown" not in text
@@ -69,8 +69,9 @@ def test_the_page_of_a_part_of_the_seeds(at_root):
   assert dapo.split(" | ")[3:5] == ["–", "–"]
   assert dapo.split(" | ")[5].startswith("40.")
   text = "\n".join(table.page(_result(6)))
-  (vapo,) = [x for x in text.split("\n") if x.startswith("| vapo |")]
-  assert vapo.split(" | ")[3:5] == ["1 to 1", "100%"]
+  # The last row has the highest accuracy.
+  (last,) = [x for x in text.split("\n") if x.startswith("| vespo |")]
+  assert last.split(" | ")[3:5] == ["1 to 1", "100%"]
 
 
 def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():
@@ -83,12 +84,14 @@ def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():
 def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   planned = table.plan(7)
   count = {task: sum(bool(x.row) for x in y) for task, y in planned.items()}
-  assert count == dict(arithmetic=13, countdown=13, calculator=12)
+  assert count == dict(arithmetic=18, countdown=18, calculator=17)
   bases = {x.bases[0] for y in planned.values() for x in y if x.row}
   assert len(bases) == 3  # one SFT model a task
   dapo = {t: x for t, y in planned.items() for x in y if x.row == "dapo"}
   assert dapo["countdown"].fields["reward.overlong_buffer"] == 16
   assert dapo["calculator"].fields["dynamic_sampling.signal"] == "reward"
+  sapo = [x for x in planned["calculator"] if x.row == "sapo"]
+  assert sapo[0].fields["surrogate.name"] == "sapo"
   (grpo,) = [x for x in planned["countdown"] if x.row == "grpo"]
   assert grpo.fields["reward.overlong_buffer"] == 0
   recorded = {("countdown", "grpo", 7): {}}
@@ -110,7 +113,7 @@ def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):
   commits = [x["git commit"] for x in found["environments"]]
   by_seed = {x["seed"]: commits[x["environment"]] for x in found["runs"]}
   assert by_seed == {0: "abc", 1: "abc", 2: "other"}
-  assert len(found["runs"]) == 36
+  assert len(found["runs"]) == 51
 
 
 def test_a_run_that_is_about_to_end_is_not_read_yet(

@@ -3,9 +3,9 @@
 python -m rl_reason.ablate --config=configs/ablations/table.py
 python -m rl_reason.ablate --config=configs/ablations/table.py:countdown
 
-The rows are the unchanged configs of the algorithms, which differ from their
-defaults only in the number of steps and in evaluations. `python -m bench.table`
-runs all tasks, seed by seed.
+The rows are the unchanged configs of the algorithms and of the losses of recent
+papers, which differ from their defaults only in the number of steps and in
+evaluations. `python -m bench.table` runs all tasks, seed by seed.
 """
 
 from rl_reason.base import config as config_lib
@@ -15,6 +15,8 @@ from rl_reason.lab import ablate
 
 TASKS = {"arithmetic": dapo, "countdown": countdown, "calculator": calculator}
 VARIANTS = tuple(TASKS)
+# Losses of recent papers; the other parts of their configs are those of GRPO.
+LOSSES = ("sapo", "gmpo", "luspo", "dppo", "vespo")
 PROMPTS = {"countdown": 384}  # of 427 that are held out
 # MaxRL divides by the mean of rewards in {0, 1}; here a question has a cost.
 UNDEFINED = {"calculator": ("max_rl",)}
@@ -23,7 +25,7 @@ OF_DAPO = ("reward.overlong_buffer", "dynamic_sampling.signal")
 
 
 def get_config(task="arithmetic"):
-  """All algorithms on a task: as its config says, 256 responses a step."""
+  """All rows on a task: as its config says, 256 responses a step."""
   if task not in TASKS:
     raise ValueError(f"the tasks are {', '.join(TASKS)}")
   default = config_lib.flat(dapo.get_config())
@@ -51,7 +53,7 @@ def get_config(task="arithmetic"):
       },
       rows=[
           (name, f"configs/{name}.py", own if name == "dapo" else {})
-          for name in algorithms.NAMES
+          for name in (*algorithms.NAMES, *LOSSES)
           if name not in UNDEFINED.get(task, ())
       ],
       measures=("entropy", "length", "reward", "pass@4"),
