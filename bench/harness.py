@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -100,7 +101,8 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
 def weights(dims: str) -> pathlib.Path:
   """Returns the directory of `save_weights`, made at the first call.
 
-  Another process makes it, so that the parent of the systems uses no device.
+  Another process makes it on the CPU, so that the parent of the systems uses no
+  device, and a parent that has allocated the memory of a GPU can call this.
   """
   directory = results.RUNS / "bench" / dims.replace(":", "-")
   if not directory.exists():
@@ -110,6 +112,7 @@ def weights(dims: str) -> pathlib.Path:
         [sys.executable, "-c", code, dims, directory],
         cwd=results.ROOT,
         check=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
   return directory
 
