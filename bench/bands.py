@@ -1,7 +1,7 @@
 """The expected bands of the configs, from the runs of results/.
 
   python -m bench.bands         # writes rl_reason/monitoring/bands.json
-  python -m bench.bands --run   # makes results/band_runs.json before
+  python -m bench.bands --run   # makes results/band_runs.json before, resumable
 
 A config has the band of 16 runs: of results/table.json or, where no study has
 16 runs of the config, of results/band_runs.json (accuracy, and reward, length
@@ -14,6 +14,7 @@ Shapes here: N seeds; D values of a run, all metrics and steps.
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from bench import results, table
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.checks import checked
-from rl_reason.configs.ablations import algorithms
+from rl_reason.configs.ablations import table as ladder
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import bands
 
@@ -29,10 +30,9 @@ PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
 SEEDS = 16
 EDGE = 0.002  # keeps log-odds of 0 and 1 finite
 CONFIGS = (
-    *(*algorithms.NAMES, "countdown", "calculator", "guess", "lines"),
-    *("sapo", "gmpo", "luspo", "dppo", "vespo", "gdpo", "pass_at_k", "opo"),
-    *("w_reinforce", "otb", "deepseek_v3_2", "m2po", "scale_rl"),
-    *("token_sum", "abs_kl"),
+    *(*ladder.ALGORITHMS, "countdown", "calculator", "guess", "lines"),
+    *(*ladder.LOSSES, "gdpo", "pass_at_k", "opo", "w_reinforce", "otb"),
+    *("deepseek_v3_2", "m2po", "scale_rl", "token_sum", "abs_kl"),
     *("xor", "chain"),
 )
 ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json
@@ -202,10 +202,11 @@ def _short(values) -> list[float]:
   return [float(f"{x:.4g}") for x in values]
 
 
-def plan() -> dict[str, list[jobs.Job]]:
+def plan(tasks: Sequence[str]) -> dict[str, list[jobs.Job]]:
   """The jobs of results/band_runs.json by task, on seeds of the table."""
   out = {}
-  for task, configs in CONFIGS_BY_TASK.items():
+  for task in tasks:
+    configs = CONFIGS_BY_TASK[task]
     fields = dict(table.ladder(table.TASKS[0]).common)
     if task != table.TASKS[0]:
       fields = {"log.loggers": "", "rl.max_steps_without_update": 0}
@@ -221,9 +222,9 @@ def plan() -> dict[str, list[jobs.Job]]:
   return out
 
 
-def run(parallel: int) -> int:
+def run(tasks: Sequence[str], parallel: int) -> int:
   """Makes the missing runs of results/band_runs.json; returns the exit code."""
-  stop, planned = jobs.stop_on_signals(), plan()
+  stop, planned = jobs.stop_on_signals(), plan(tasks)
 
   def save():
     environments, runs = table.added(results.read(RUNS), planned)
@@ -270,9 +271,11 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   flag = parser.add_argument
   flag("--run", action="store_true", help="make the missing runs before")
+  tasks = tuple(CONFIGS_BY_TASK)
+  flag("--tasks", nargs="+", choices=tasks, default=tasks, help="only these")
   flag("--jobs", type=int, default=2, help="runs at a time")
   given = parser.parse_args()
-  if given.run and (code := run(given.jobs)):
+  if given.run and (code := run(given.tasks, given.jobs)):
     return code
   data = measure()
   json_files.write_text(PATH, text(data))

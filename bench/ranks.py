@@ -18,8 +18,6 @@ class Ranks(NamedTuple):
   Attributes:
     low_K: least rank of each row that the seeds do not exclude.
     high_K: greatest rank that they do not exclude.
-    best_K: share of the bootstrap samples in which the row has the highest
-      mean.
     quantile: half-widths of the simultaneous intervals of all differences, in
       standard errors.
     different_KK: whether an interval excludes 0.
@@ -27,7 +25,6 @@ class Ranks(NamedTuple):
 
   low_K: np.ndarray
   high_K: np.ndarray
-  best_K: np.ndarray
   quantile: float
   different_KK: np.ndarray
 
@@ -59,14 +56,12 @@ def ranks(values_NK: np.ndarray, samples: int = RESAMPLES) -> Ranks | None:
   known_RD = spread_RD > 1e-9 * error_1D.max(initial=1e-300)
   scores_RD = np.abs(again_RD - mean_1D) / np.where(known_RD, spread_RD, np.inf)
   largest_R = scores_RD.max(1)
-  first_R = (times_RN @ values_NK).argmax(1)
   mean_KK, error_KK = (x.reshape(rows, rows) for x in (mean_1D, error_1D))
   quantile = float(np.quantile(largest_R, LEVEL))
   above_KK = mean_KK > quantile * error_KK  # the row is above the column
   return Ranks(
       low_K=1 + above_KK.sum(0),
       high_K=rows - above_KK.sum(1),
-      best_K=np.bincount(first_R, minlength=rows) / samples,
       quantile=quantile,
       different_KK=above_KK | above_KK.T,
   )

@@ -31,6 +31,7 @@ from rl_reason.report import charts, figures, scores
 NAME = "table"
 CONFIG = "configs/ablations/table.py"
 TASKS = ("arithmetic", "countdown", "calculator")
+REFERENCE = "dapo"
 NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
 CURVES = {  # of each RL step
     "reward": "critic/rewards/mean",
@@ -242,7 +243,7 @@ def complete(by_row: dict[str, dict[int, float]]) -> list[int]:
 
 
 def _cells(by_row: dict, shared: list[int]) -> dict[str, list[str]]:
-  """Accuracy, rank and share of first places of each row."""
+  """Accuracy, difference from DAPO, and rank of each row."""
   names = [name for name, of_row in by_row.items() if of_row]
   values_NK = np.array([[by_row[k][s] for k in names] for s in shared])
   found = ranks.ranks(values_NK) if shared else None
@@ -250,13 +251,25 @@ def _cells(by_row: dict, shared: list[int]) -> dict[str, list[str]]:
   for i, name in enumerate(names):
     numbers = [by_row[name][s] for s in shared] or list(by_row[name].values())
     mean, half = comparison.interval(numbers)
-    text = f"{mean:.1%}" + ("" if half is None else f" ± {100 * half:.1f}")
-    rank = first = "–"
+    out[name][0] = f"{mean:.1%}" + _half(half and 100 * half)
+    if points := differences(by_row, name):
+      mean, half = comparison.interval(points)
+      out[name][1] = f"{mean:+.1f}" + _half(half)
     if found is not None:
-      rank = f"{found.low_K[i]} to {found.high_K[i]}"
-      first = f"{found.best_K[i]:.0%}"
-    out[name] = [text, rank, first]
+      out[name][2] = f"{found.low_K[i]} to {found.high_K[i]}"
   return out
+
+
+def _half(half: float | None) -> str:
+  return "" if half is None else f" ± {half:.1f}"
+
+
+def differences(by_row: dict, name: str) -> list[float]:
+  """Points between a row and DAPO on the seeds that both have."""
+  if name == REFERENCE:
+    return []
+  known = by_row[REFERENCE]
+  return [100 * (x - known[k]) for k, x in by_row[name].items() if k in known]
 
 
 def agreement(result: dict) -> list[str]:
@@ -303,8 +316,9 @@ def page(result: dict) -> list[str]:
       " the width of its 95% interval (Student's t). Rank: the ranks that the"
       " seeds do not exclude, with 95% confidence for all rows at once"
       " (bootstrap over seeds, simultaneous intervals of all pairs;"
-      " `bench/ranks.py`). First: share of the bootstrap samples in which the"
-      f" row has the highest mean. Ranks need at least {ranks.LEAST} seeds.",
+      f" `bench/ranks.py`); they need at least {ranks.LEAST} seeds. Difference:"
+      " points from dapo, paired by seed, with the 95% interval of this pair"
+      " alone.",
       "",
       f"**{len(result['runs'])} of {wanted * total} runs are made**: "
       + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
@@ -334,9 +348,9 @@ def page(result: dict) -> list[str]:
     out += [
         f"## {task}",
         "",
-        f"| | seeds | at step {step} | rank | first | at"
-        f" {comparison.amount(tokens)} generated tokens | rank | first | tokens"
-        f" of {step} steps |",
+        f"| | seeds | at step {step} | difference | rank | at"
+        f" {comparison.amount(tokens)} generated tokens | difference | rank"
+        f" | tokens of {step} steps |",
         "|---" * 9 + "|",
     ]
 
@@ -372,18 +386,12 @@ def figure(result: dict) -> dict[str, Any]:
     panels = []
     for axis in ("steps", "tokens"):
       end, by_row = values(result, task, axis)
-      reference = by_row["dapo"]
       shown: list[tuple] = []
-      for name, of_row in by_row.items():
-        points = [
-            100 * (x - reference[seed])
-            for seed, x in of_row.items()
-            if seed in reference
-        ]
-        if name == "dapo" or not points:
-          shown.append((name, [], 0.0 if points else None, None))
-        else:
+      for name in by_row:
+        if points := differences(by_row, name):
           shown.append((name, points, *comparison.interval(points)))
+        else:
+          shown.append((name, [], 0.0 if name == REFERENCE else None, None))
       what = "RL steps" if axis == "steps" else "generated tokens"
       x = f"{task}: points, at {comparison.amount(end)} {what}"
       panels.append(figures.forest(shown, x=x, names=axis == "steps"))

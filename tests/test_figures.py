@@ -100,7 +100,7 @@ def test_a_digest_depends_on_data_and_is_read_from_the_file(tmp_path):
 
 def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
   """Its curves and differences are the numbers of the data."""
-  path = ROOT / "results" / "algorithms.json"
+  path = ROOT / "results" / "recent.json"
   data = json.loads(path.read_text())
   small, forests = ablation_pages.figure(data)["blocks"]
   names = [panel["title"] for panel in small["panels"]]
@@ -108,17 +108,17 @@ def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
   for panel in small["panels"]:
     grey, own = panel["series"]
     assert grey["color"] == figures.REFERENCE and own["label"] == panel["title"]
-  of_row = [x["evaluate"] for x in data["runs"] if x["row"] == "grpo"]
-  (panel,) = (x for x in small["panels"] if x["title"] == "grpo")
+  of_row = [x["evaluate"] for x in data["runs"] if x["row"] == "dapo"]
+  (panel,) = (x for x in small["panels"] if x["title"] == "dapo")
   last = [x["accuracy"][-1] for x in of_row]
   assert panel["series"][1]["y"][-1] == pytest.approx(
       sum(last) / len(last), rel=1e-3
   )
   assert panel["series"][1]["low"][-1] == pytest.approx(min(last), rel=1e-3)
   end = comparison.ends(data)["step"]
-  values = comparison.differences(data, at=end)["grpo"].values()
+  values = comparison.differences(data, at=end)["dapo"].values()
   mean, half = comparison.interval([100 * x for x in values])
-  (row,) = (x for x in forests["panels"][0]["rows"] if x["name"] == "grpo")
+  (row,) = (x for x in forests["panels"][0]["rows"] if x["name"] == "dapo")
   assert (row["mean"], row["half"]) == pytest.approx((mean, half), rel=1e-3)
 
 

@@ -20,7 +20,6 @@ def test_ranks_of_rows_that_differ_and_of_rows_that_do_not():
   found = ranks.ranks(values_NK)
   assert found.low_K.tolist() == [2, 2, 1]
   assert found.high_K.tolist() == [3, 3, 1]
-  assert found.best_K[2] == 1 and found.best_K.sum() == pytest.approx(1)
   assert not found.different_KK[0, 1] and found.different_KK[0, 2]
   # More than Student's 2.04 for one pair: the intervals hold for all three.
   assert 2.2 < found.quantile < 3.2
@@ -71,7 +70,8 @@ def test_the_page_of_a_part_of_the_seeds(at_root):
   text = "\n".join(table.page(_result(6)))
   # The last row has the highest accuracy.
   (last,) = [x for x in text.split("\n") if x.startswith("| vespo |")]
-  assert last.split(" | ")[3:5] == ["1 to 1", "100%"]
+  assert last.split(" | ")[3].startswith("+6.") and " ± " in last
+  assert last.split(" | ")[4] == "1 to 1"
 
 
 def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():

@@ -10,11 +10,14 @@ evaluations. `python -m bench.table` runs all tasks, seed by seed.
 
 from rl_reason.base import config as config_lib
 from rl_reason.configs import calculator, countdown, dapo
-from rl_reason.configs.ablations import algorithms
 from rl_reason.lab import ablate
 
 TASKS = {"arithmetic": dapo, "countdown": countdown, "calculator": calculator}
 VARIANTS = tuple(TASKS)
+ALGORITHMS = (
+    *("reinforce", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo"),
+    *("grpo", "dr_grpo", "gspo", "cispo", "max_rl", "lite_ppo", "dapo", "vapo"),
+)
 # Losses of recent papers; the other parts of their configs are those of GRPO.
 LOSSES = ("sapo", "gmpo", "luspo", "dppo", "vespo")
 PROMPTS = {"countdown": 384}  # of 427 that are held out
@@ -53,7 +56,7 @@ def get_config(task="arithmetic"):
       },
       rows=[
           (name, f"configs/{name}.py", own if name == "dapo" else {})
-          for name in (*algorithms.NAMES, *LOSSES)
+          for name in (*ALGORITHMS, *LOSSES)
           if name not in UNDEFINED.get(task, ())
       ],
       measures=("entropy", "length", "reward", "pass@4"),
