@@ -1,7 +1,7 @@
 """All algorithms x three tasks x 32 seeds: ranks at equal steps and tokens.
 
   python -m bench.table              # resumable; 12 hours of 2 cores or less
-  python -m bench.table --tasks calculator    # only the runs of these tasks
+  python -m bench.table --tasks calculator --rows grpo   # only these runs
   python -m bench.table --collect    # data and pages of the runs made so far
   python -m bench.table --table      # only the pages, from JSON
 
@@ -38,6 +38,9 @@ CURVES = {  # of each RL step
     "length": "response_length/mean",
     "entropy": "actor/entropy",
 }
+# The SFT model on the prompts of the evaluations between the first and the last
+# step, a run without RL: accuracies at equal tokens are all of these prompts.
+START = "start"
 DIGITS = 4
 RUNS_PER_PROCESS = 20  # the cheapest way, see bench.many_seeds
 
@@ -59,13 +62,36 @@ def rows(task: str) -> list[str]:
 
 
 def plan(seed: int) -> dict[str, list[jobs.Job]]:
-  """The jobs of a seed by task: shared models, then the rows."""
+  """The jobs of a seed by task: shared models, START, then the rows."""
   out = {}
   for task in TASKS:
     c = ladder(task).copy_and_resolve_references()
     c.seeds = (seed,)
-    out[task] = ablate.plan(c, results.RUNS / NAME, task)
+    planned = ablate.plan(c, results.RUNS / NAME, task)
+    at = [x.row for x in planned].index(REFERENCE)
+    planned.insert(at, start(planned[at]))
+    out[task] = planned
   return out
+
+
+def start(job: jobs.Job) -> jobs.Job:
+  """START of the seed and the task of a job."""
+  fields = job.fields | {
+      "evaluate.prompts": job.fields["evaluate.interim_prompts"],
+      "rl.steps": 0,
+  }
+  workdir = job.workdir.with_name(f"{START}-{job.seed}")
+  args = [x for x in job.args if not x.startswith("--workdir=")]
+  args += [
+      f"--config.{k}={fields[k]}" for k in ("evaluate.prompts", "rl.steps")
+  ]
+  return job._replace(
+      name=f"{START}, seed {job.seed}",
+      workdir=workdir,
+      args=[*args, f"--workdir={workdir}"],
+      fields=fields,
+      row=START,
+  )
 
 
 def read(task: str, job: jobs.Job) -> dict[str, Any] | None:
@@ -158,7 +184,7 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
           key=lambda x: (
               order.get(x["seed"], len(order)),
               TASKS.index(x["task"]),
-              rows(x["task"]).index(x["row"]),
+              [START, *rows(x["task"])].index(x["row"]),
           ),
       ),
   )
@@ -170,6 +196,7 @@ def make(given: argparse.Namespace) -> int:
   for number, seed in enumerate(seeds()[: given.seeds], 1):
     planned = {x: y for x, y in plan(seed).items() if x in given.tasks}
     wanted = missing(planned, recorded(data()))
+    wanted = [x for x in wanted if x.row in ("", *(given.rows or [x.row]))]
     if any(job.row for job in wanted):
       jobs.say(f"seed {number} of {given.seeds}: {seed}")
 
@@ -218,6 +245,10 @@ def data() -> dict:
 def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
   """Accuracy at the last point of an axis that all runs of a task reach.
 
+  The first and the last evaluation are of more prompts than those in between.
+  At equal steps the last one counts; at equal tokens those in between, and for
+  the first one START, so that all accuracies are of the same prompts.
+
   Args:
     result: the data.
     task: the task.
@@ -228,10 +259,17 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
     the point, and {row: {seed: accuracy}}.
   """
   runs = [x for x in result["runs"] if x["task"] == task]
-  end = min((x[axis][-1] for x in runs), default=0)
+  starts = {x["seed"]: x["accuracy"][0] for x in runs if x["row"] == START}
+  runs = [x for x in runs if x["row"] != START]
+  last = -2 if axis == "tokens" else -1
+  end = min((x[axis][last] for x in runs), default=0)
   out: dict[str, dict[int, float]] = {row: {} for row in rows(task)}
   for x in runs:
-    at = float(np.interp(end, x[axis], x["accuracy"]))
+    accuracy = list(x["accuracy"])
+    if axis == "tokens":
+      accuracy[0] = starts.get(x["seed"], accuracy[0])
+    stop = len(accuracy) + last + 1
+    at = float(np.interp(end, x[axis][:stop], accuracy[:stop]))
     out[x["row"]][x["seed"]] = at
   return end, out
 
@@ -306,6 +344,7 @@ def page(result: dict) -> list[str]:
       task: len(complete(values(result, task, "steps")[1])) for task in TASKS
   }
   wanted, total = len(result["seeds"]), sum(map(len, map(rows, TASKS)))
+  made = sum(x["row"] != START for x in result["runs"])
   out = [
       "# All algorithms on three tasks",
       "",
@@ -320,7 +359,7 @@ def page(result: dict) -> list[str]:
       " points from dapo, paired by seed, with the 95% interval of this pair"
       " alone.",
       "",
-      f"**{len(result['runs'])} of {wanted * total} runs are made**: "
+      f"**{made} of {wanted * total} runs are made**: "
       + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
       + " have all rows that have runs."
       + (
@@ -422,6 +461,7 @@ def main() -> int:
   flag("--jobs", type=int, default=2, help="runs at a time")
   flag("--seeds", type=int, default=len(seeds()), help="only the first ones")
   flag("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
+  flag("--rows", nargs="+", help=f"only these; {START}: SFT models")
   given = parser.parse_args()
   if not (given.table or given.collect):
     return make(given)

@@ -40,15 +40,22 @@ def _run(task, row, seed, last, tokens):
       row=row,
       seed=seed,
       environment=0,
-      steps=[0, 30],
-      tokens=[0, tokens],
-      accuracy=[0.2, last],
+      steps=[0, 25, 30],
+      tokens=[0, tokens, 1.2 * tokens],
+      # Steps 0 and 30 are of other prompts than step 25.
+      accuracy=[0.9, last, last],
   )
+
+
+def _start(seed):
+  run = dict(task="calculator", row=table.START, seed=seed, environment=0)
+  return run | dict(steps=[0], tokens=[0], accuracy=[0.2])
 
 
 def _result(count):
   runs = []
   for seed in range(count):
+    runs.append(_start(seed))
     for i, row in enumerate(table.rows("calculator")):
       tokens = 2000 if row == "dapo" else 1000
       last = 0.5 + 0.01 * i + 0.001 * ((7 * seed + i * seed * seed) % 5)
@@ -84,7 +91,10 @@ def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():
 def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   planned = table.plan(7)
   count = {task: sum(bool(x.row) for x in y) for task, y in planned.items()}
-  assert count == dict(arithmetic=18, countdown=18, calculator=17)
+  assert count == dict(arithmetic=19, countdown=19, calculator=18)
+  (start,) = [x for x in planned["countdown"] if x.row == table.START]
+  assert start.fields["rl.steps"] == 0
+  assert start.fields["evaluate.prompts"] == 128
   bases = {x.bases[0] for y in planned.values() for x in y if x.row}
   assert len(bases) == 3  # one SFT model a task
   dapo = {t: x for t, y in planned.items() for x in y if x.row == "dapo"}
@@ -113,7 +123,7 @@ def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):
   commits = [x["git commit"] for x in found["environments"]]
   by_seed = {x["seed"]: commits[x["environment"]] for x in found["runs"]}
   assert by_seed == {0: "abc", 1: "abc", 2: "other"}
-  assert len(found["runs"]) == 51
+  assert len(found["runs"]) == 54
 
 
 def test_a_run_that_is_about_to_end_is_not_read_yet(
