@@ -20,6 +20,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from scipy import interpolate
 
 from bench import ranks, results
 from rl_reason.base import config as config_lib
@@ -252,8 +253,9 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
   Args:
     result: the data.
     task: the task.
-    axis: 'steps' or 'tokens'; between evaluations, accuracy is interpolated
-      linearly.
+    axis: 'steps' or 'tokens'. Between evaluations accuracy is interpolated by
+      monotone cubic polynomials: straight lines are below a learning curve,
+      and most for rows that generate many tokens between two evaluations.
 
   Returns:
     the point, and {row: {seed: accuracy}}.
@@ -269,7 +271,11 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
     if axis == "tokens":
       accuracy[0] = starts.get(x["seed"], accuracy[0])
     stop = len(accuracy) + last + 1
-    at = float(np.interp(end, x[axis][:stop], accuracy[:stop]))
+    points, known = x[axis][:stop], accuracy[:stop]
+    if end > points[0]:
+      at = float(interpolate.PchipInterpolator(points, known)(end))
+    else:  # value pretraining generates tokens before RL
+      at = known[0]
     out[x["row"]][x["seed"]] = at
   return end, out
 
@@ -345,6 +351,7 @@ def page(result: dict) -> list[str]:
   }
   wanted, total = len(result["seeds"]), sum(map(len, map(rows, TASKS)))
   made = sum(x["row"] != START for x in result["runs"])
+  hours = sum(x.get("seconds", 0) for x in result["runs"]) / 3600
   out = [
       "# All algorithms on three tasks",
       "",
@@ -352,12 +359,19 @@ def page(result: dict) -> list[str]:
       " unchanged config of an algorithm with the task's fields"
       " (`configs/ablations/table.py`); the rows of a seed share their SFT"
       " model. Accuracy is mean@4 on held-out prompts: mean over seeds ± half"
-      " the width of its 95% interval (Student's t). Rank: the ranks that the"
-      " seeds do not exclude, with 95% confidence for all rows at once"
-      " (bootstrap over seeds, simultaneous intervals of all pairs;"
-      f" `bench/ranks.py`); they need at least {ranks.LEAST} seeds. Difference:"
-      " points from dapo, paired by seed, with the 95% interval of this pair"
-      " alone.",
+      " the width of its 95% interval (Student's t). Difference: points from"
+      " dapo, paired by seed, with the 95% interval of this pair alone. Rank:"
+      " the ranks that the seeds do not exclude, with 95% confidence for all"
+      " rows at once (bootstrap over seeds, simultaneous intervals of all"
+      f" pairs; `bench/ranks.py`); ranks need at least {ranks.LEAST} seeds.",
+      "",
+      "The first and the last evaluation of a run are of more prompts than the"
+      " evaluations in between. Accuracy at equal steps is that of the last"
+      " evaluation. Accuracy at equal tokens is of the prompts of the"
+      " evaluations in between, with the SFT model on the same prompts as"
+      " start, and with monotone cubic interpolation, so that the two columns"
+      " of accuracy cannot be compared. A row whose value pretraining takes"
+      " more tokens than the comparison has the accuracy of its SFT model.",
       "",
       f"**{made} of {wanted * total} runs are made**: "
       + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
@@ -366,7 +380,9 @@ def page(result: dict) -> list[str]:
           " The same command continues with the next seed."
           if min(counts.values()) < wanted
           else ""
-      ),
+      )
+      + f" They took {hours:.1f} hours of one core, without the SFT models and"
+      " the value pretraining that rows share.",
       "",
   ]
   for task in TASKS:
@@ -400,22 +416,32 @@ def page(result: dict) -> list[str]:
       used = comparison.amount(np.mean(spent[name])) if spent[name] else "–"
       count = len(by_step[name])
       out.append(results.row(name, count, *cells[name], *at_tokens[name], used))
-    out.append("")
+    out += ["", _before(result, task), ""]
     for name in set(rows(TASKS[0])) - set(by_step):
       out += [
           f"{name} is not defined on {task}: its rewards are not 0 or 1.",
           "",
       ]
   out += agreement(result)
-  out += [
-      "Value pretraining (vapo) counts as generated tokens: where its rollouts"
-      " exceed the tokens of the comparison, the row has not started RL.",
-      "",
-  ]
   commits = sorted({x["git commit"] for x in result["environments"]})
   if len(commits) > 1:
     out += [f"Commits of the runs: {', '.join(commits)}.", ""]
   return [*out, *results.footer(dict(environment=result["environments"][-1]))]
+
+
+def _before(result: dict, task: str) -> str:
+  """What the SFT models of a task reach, in a sentence."""
+  common, runs = ladder(task).common, result["runs"]
+  of_task = [x for x in runs if x["task"] == task]
+  few = [x["accuracy"][0] for x in of_task if x["row"] == START]
+  many = [x["accuracy"][0] for x in of_task if x["row"] == REFERENCE]
+  out = (
+      f"After SFT: {np.mean(many):.1%} of {common['evaluate.prompts']} prompts"
+  )
+  if few:
+    count = common["evaluate.interim_prompts"]
+    out += f", {np.mean(few):.1%} of the {count} prompts at equal tokens"
+  return out + "."
 
 
 def figure(result: dict) -> dict[str, Any]:
