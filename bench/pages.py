@@ -71,7 +71,7 @@ def pages() -> Iterator[Page]:
     yield Page(f"bench_{module}", page)
   yield Page(tables.SWEEP, tables.sweep_page)
   for path in sorted(results.RESULTS.glob("*.json")):
-    if "reference" in json.loads(path.read_text()):  # an ablation
+    if "measures" in json.loads(path.read_text()):  # an ablation
       lines = functools.partial(_ablation, path.stem)
       yield Page(path.stem, lines, ablation_pages.figure)
 
@@ -153,7 +153,7 @@ def interactive() -> list[pathlib.Path]:
   out = []
   for path in sorted(results.RESULTS.glob("*.json")):
     data = results.read(path.stem)
-    if "reference" in data:
+    if "measures" in data:
       out.append(path.with_suffix(".html"))
       page = rendering.render("ablation", ablation_pages.page_data(data))
       out[-1].write_text(page)

@@ -173,6 +173,7 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
   order = {x: i for i, x in enumerate(seeds())}
   return dict(
       command="python -m bench.table",
+      reference=REFERENCE,
       seeds=list(seeds()),
       fields={
           task: config_lib.flat(ladder(task).common)

@@ -73,6 +73,50 @@ def test_deviations_are_of_paired_differences(tmp_path):
   assert "power: unknown" in power.lines("others", {}, 5)[0]
 
 
+def test_a_table_of_tasks_has_an_ablation_for_each_task(tmp_path, monkeypatch):
+  """And a new study learns from the studies of its own task."""
+  monkeypatch.chdir(ROOT)
+  rng = np.random.default_rng(0)
+  noise = dict(arithmetic=0.01, countdown=0.1)
+  rows = [["dapo", "configs/dapo.py", {}], ["grpo", "configs/grpo.py", {}]]
+  runs = [
+      dict(
+          task=task,
+          row=row,
+          seed=seed,
+          steps=[0, 5],
+          tokens=[0, 9],
+          accuracy=[0.2, 0.5 + rng.normal(0, scale)],
+      )
+      for task, scale in noise.items()
+      for row, *_ in rows
+      for seed in range(40)
+  ]
+  runs.append(runs[0] | dict(row="start", steps=[0], accuracy=[0.2]))
+  fields = {"arithmetic": {}, "countdown": {"task.name": "countdown"}}
+  fields = {k: x | dict(rows=rows) for k, x in fields.items()}
+  data = dict(reference="dapo", fields=fields, runs=runs)
+  (tmp_path / "table.json").write_text(json.dumps(data))
+  found = {}
+  for name in ("table", "table-countdown"):
+    source, found[name] = power.known(tmp_path, name)
+    assert source == str(tmp_path / "table.json")
+    assert found[name].keys() == {"grpo"}
+  ratio = found["table-countdown"]["grpo"][0] / found["table"]["grpo"][0]
+  assert 6 < ratio < 15
+  for own, wanted in (
+      ({}, "table: "),
+      (fields["countdown"], "table-countdown: "),
+  ):
+    common = {k: x for k, x in own.items() if k != "rows"}
+    task = power.task_of(dict(reference="dapo", rows=rows, common=common))
+    source, pooled = power.known(tmp_path, "new", task)
+    assert "of the same task" in source and [*pooled] == [f"{wanted}grpo"]
+  moved = dict(reference="a", rows=[["a", "no_such_file.py", {}]], common={})
+  assert power.task_of(moved) is None
+  assert len(power.known(tmp_path, "new", ("xor", []))[1]) == 2
+
+
 TWO_ROWS = f"""
     title="A try", question="Does it?", seeds=(1, 2, 3), reference="low",
     rows=[

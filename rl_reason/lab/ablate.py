@@ -326,7 +326,8 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       if flags.power is not None:
         from rl_reason.lab import power
 
-        print(power.report(out.parent, name, len(c.seeds), flags.power))
+        found = power.known(out.parent, name, _task(c))
+        print(power.report(*found, len(c.seeds), flags.power))
         return 0
       data, code = _run(c, flags, argv, name, out, child)
   except ConfigError as e:
@@ -345,6 +346,14 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   for text in comparison.notes(data):
     jobs.say(text)
   return code
+
+
+def _task(c) -> Any:
+  """The task of an ablation, for `power`."""
+  from rl_reason.lab import power
+
+  data = dict(rows=c.rows, reference=c.reference)
+  return power.task_of(data | dict(common=config_lib.flat(c.common)))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -370,7 +379,8 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
 
   from rl_reason.lab import comparison, power  # slow: after the config's check
 
-  for line in power.lines(*power.known(out.parent, name), len(c.seeds)):
+  known_power = power.known(out.parent, name, _task(c))
+  for line in power.lines(*known_power, len(c.seeds)):
     jobs.say(line)
   ended: dict[str, str] = {}
   kept = comparison.kept(c, out) if flags.keep_data else {}

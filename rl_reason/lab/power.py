@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from rl_reason.base import config as config_lib, errors
+from rl_reason.checks import config_files
 from rl_reason.lab import comparison
 
 LEVEL = 0.05  # of the two-sided test
@@ -96,31 +98,79 @@ def deviations(data: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
 
 
 def known(
-    folder: pathlib.Path, name: str
+    folder: pathlib.Path, name: str, task: Any = None
 ) -> tuple[str, dict[str, tuple[float, int]]]:
-  """The standard deviations of an ablation, or else of all others.
+  """The standard deviations of an ablation, or else of others.
 
   Args:
     folder: with the data of ablations.
     name: of the ablation.
+    task: see `task_of`; ablations of the same task count, if there are any.
 
   Returns:
     where they are from; and by row, for instance 'clip_sweep: 0.4'.
   """
-  found = {}
+  found, same, files = {}, {}, {}
   for path in sorted(folder.glob("*.json")):
     data = json.loads(path.read_text())
-    if isinstance(data, dict) and {"reference", "runs"} <= data.keys():
-      if of_rows := deviations(data):
-        found[path.stem] = of_rows
+    if not (isinstance(data, dict) and {"reference", "runs"} <= data.keys()):
+      continue
+    for stem, one in _by_task(path.stem, data).items():
+      if of_rows := deviations(one):
+        found[stem], files[stem] = of_rows, path
+        if task is not None and task == task_of(one):
+          same[stem] = of_rows
   if name in found:
-    return f"{folder / name}.json", found[name]
+    return str(files[name]), found[name]
   pooled = {
       f"{stem}: {row}": x
-      for stem, rows in found.items()
+      for stem, rows in (same or found).items()
       for row, x in rows.items()
   }
-  return f"other ablations in {folder}", pooled
+  of_task = " of the same task" * bool(same)
+  return f"other ablations{of_task} in {folder}", pooled
+
+
+def _by_task(stem: str, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """Data by the name of its ablation: `bench.table` has several in one file."""
+  if not all("task" in x for x in data["runs"]):
+    return {stem: data}
+  out = {}
+  for task, fields in data["fields"].items():
+    runs = [
+        dict(
+            row=x["row"],
+            seed=x["seed"],
+            evaluate=dict(
+                step=x["steps"],
+                tokens=x["tokens"],
+                flops=[None] * len(x["steps"]),
+                accuracy=x["accuracy"],
+            ),
+        )
+        for x in data["runs"]
+        if x["task"] == task and len(x["steps"]) > 1
+    ]
+    name = f"{stem}-{task}" if out else stem
+    out[name] = data | dict(common=fields, rows=fields["rows"], runs=runs)
+  return out
+
+
+def task_of(data: Mapping[str, Any]) -> Any:
+  """Task and difficulties of the reference of an ablation; None: unknown.
+
+  Args:
+    data: `reference`, `rows` and `common`, as the ablation's config has them.
+  """
+  for row, path, own in data["rows"]:
+    if row == data["reference"]:
+      try:
+        fields = config_lib.flat(config_files.read(path))
+      except errors.ConfigError:
+        return None
+      fields |= {**data["common"], **own}
+      return fields["task.name"], list(fields["task.difficulties"])
+  return None
 
 
 def lines(
@@ -180,9 +230,13 @@ def table(
   return out
 
 
-def report(folder: pathlib.Path, name: str, seeds: int, points: float) -> str:
-  """What `ablate --power` prints."""
-  source, rows = known(folder, name)
+def report(
+    source: str,
+    rows: Mapping[str, tuple[float, int]],
+    seeds: int,
+    points: float,
+) -> str:
+  """What `ablate --power` prints; arguments are those of `lines`."""
   each = sorted({points / 2, points, 2 * points})
   return "\n".join(
       itertools.chain(
