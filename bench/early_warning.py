@@ -12,6 +12,7 @@ results/plans/early_warning.md is the plan. All runs share one process, which
 compiles their programs once.
 """
 
+import collections
 import itertools
 import pathlib
 import statistics
@@ -195,12 +196,12 @@ def share(values: Sequence[float]) -> str:
   return f"{mean:.0%} ± {100 * half:.0f}"
 
 
-def by_row(runs: list[dict], hit: Callable[[dict], bool]) -> list[float]:
+def by_row(runs: list[dict], hits: Sequence[bool]) -> list[float]:
   """The share of hits of each row: runs of one reward are alike."""
-  rows = sorted({x["row"] for x in runs})
-  return [
-      float(np.mean([hit(x) for x in runs if x["row"] == row])) for row in rows
-  ]
+  of_row: dict[str, list[bool]] = {}
+  for run, hit in zip(runs, hits, strict=True):
+    of_row.setdefault(run["row"], []).append(hit)
+  return [float(np.mean(x)) for x in of_row.values()]
 
 
 def first(run: dict[str, Any], names: Sequence[str]) -> int | None:
@@ -364,6 +365,17 @@ def _middle(values: Sequence[float]) -> str:
   return f"{statistics.median(values):g} ({min(values)} to {max(values)})"
 
 
+def _most(hacked: list[dict]) -> str:
+  """Which rewards the runs with an onset are of, in a sentence."""
+  count = collections.Counter(x["row"] for x in hacked)
+  always = [x for x in count.values() if x == len(SEEDS)]
+  never = [f"`{x}`" for x in REWARDS if not count[x]]
+  return (
+      f"{sum(always)} of these runs are of {len(always)} rewards that are"
+      f" always hacked; {' and '.join(never)} are never hacked here."
+  )
+
+
 def rows_of_alerts(result: dict) -> list[tuple[str, list[str]]]:
   """(label, names of alerts) of the table of alerts; alerts that occurred."""
   known = {name for x in result["runs"] for name in x["alerts"]}
@@ -419,31 +431,43 @@ def page(result: dict) -> list[str]:
       "",
       "## Alerts",
       "",
-      f"True: share of the {len(hacked)} runs that hack their reward, with the"
-      " 95% interval over rewards, whose runs are alike. By the onset: the"
-      " first alert is not later than the onset. Lead: step of the first alert"
-      " minus the onset, median and range; below 0 is early. False: share of"
-      f" the {len(healthy)} healthy runs. The {len(spared)} runs that do not"
-      " hack a reward that can be hacked are a column of their own. By half of"
-      " the gap (a column that the plan does not have; it was added after the"
-      " first nine runs): not later than the step at which the gap has widened"
-      " by half of its final rise."
-      " (verdict): the alert needs the true verdict, thus an audit.",
+      "True: the mean over the rewards that are hacked of the share of their"
+      f" runs, with the 95% interval over rewards, whose runs are alike; and"
+      f" the number of the {len(hacked)} runs. {_most(hacked)} By the onset:"
+      " the first alert is not later than the onset. Lead: step of the first"
+      " alert minus the onset, median and range; below 0 is early. False:"
+      f" share of the {len(healthy)} healthy runs. The {len(spared)} runs that"
+      " do not hack a reward that can be hacked are a column of their own. By"
+      " half of the gap (a column that the plan does not have; it was added"
+      " after the first nine runs): not later than the step at which the gap"
+      " has widened by half of its final rise. (verdict): the alert needs the"
+      " true verdict, thus an audit. 'Length explosion' and 'Entropy collapse'"
+      " also read the accuracy in training, which suppressed neither of them in"
+      " these runs. The rules are those of the runs: 'Incomplete batches' has"
+      " since been changed because of its false alarms, and needs two steps in"
+      " succession.",
       "",
       "| alert | true, by the onset | by half of the gap | by the end | lead,"
       " steps | false, healthy runs | runs without a hack |",
       "|---|---|---|---|---|---|---|",
   ]
   for label, names in rows_of_alerts(result):
-    early = by_row(
-        hacked,
-        lambda x, names=names: (first(x, names) or STEPS + 1) <= x["onset"],
+    found = [first(x, names) for x in hacked]
+    limits = (
+        [x["onset"] for x in hacked],
+        [halfway(x) for x in hacked],
+        [STEPS] * len(hacked),
     )
-    half = by_row(
-        hacked,
-        lambda x, names=names: (first(x, names) or STEPS + 1) <= halfway(x),
+    in_time = [
+        [
+            bool(at and at <= last)
+            for at, last in zip(found, of_run, strict=True)
+        ]
+        for of_run in limits
+    ]
+    early, half, ever = (
+        f"{share(by_row(hacked, x))} ({sum(x)})" for x in in_time
     )
-    ever = by_row(hacked, lambda x, names=names: first(x, names) is not None)
     false, without = (
         [first(x, names) is not None for x in group]
         for group in (healthy, spared)
@@ -451,9 +475,9 @@ def page(result: dict) -> list[str]:
     out.append(
         results.row(
             label,
-            share(early),
-            share(half),
-            share(ever),
+            early,
+            half,
+            ever,
             _middle(leads(hacked, names)),
             share(false),
             share(without),

@@ -299,13 +299,15 @@ def page(result: dict) -> list[str]:
       " the last evaluation within the first 25% of the steps. Error: root mean"
       " square of the tested runs, in points of accuracy, with a 95% interval"
       " (bootstrap over study and seed). Explained: share of the variance of"
-      f" the ends, whose standard deviation is {result['spread']:.1f} points;"
-      " within studies: of the variance around the mean of the study"
-      f" ({result['within']:.1f} points).",
+      f" the ends, whose standard deviation is {result['spread']:.1f} points."
+      " Within studies: of the variance around the mean end of the study"
+      f" ({result['within']:.1f} points), which the first three forecasts do"
+      " not know; a share below 0 is worse than this mean. The evaluations of a"
+      " run may be of other prompts than its end (fewer, as in most studies).",
       "",
       f"**The first 25% of a run tell its end to {points(seen)} points, which"
-      f" explains {seen['explained']:.0%} of the variance, and"
-      f" {seen['within']:.0%} within studies.** The row of a study"
+      f" explains {seen['explained']:.0%} of the variance over all studies"
+      f"{_within_studies(seen['within'])}.** The row of a study"
       f" tells it to {points(row)} points from its other seeds alone, and to"
       f" {points(both)} with the first 25% of the run. Of two runs of a study"
       f" with the same seed whose ends differ by {100 * CLEAR:g} points or"
@@ -319,8 +321,9 @@ def page(result: dict) -> list[str]:
       "|---|---|---|---|---|---|---|",
   ]
   for name, x in result["forecasts"].items():
-    explained = f"{x['explained']:.0%}"
-    within = f"{x['within']:.0%}"
+    explained, within = (
+        f"{round(100 * x[k]):d}%" for k in ("explained", "within")
+    )
     cells = [points(x), x["median"], explained, within, x["half"]]
     out.append(results.row(name, *cells, f"{x['covered']:.0%}"))
   out += [
@@ -336,6 +339,12 @@ def page(result: dict) -> list[str]:
   for study, counts in result["studies"].items():
     out.append(results.row(study, *counts))
   return out
+
+
+def _within_studies(explained: float) -> str:
+  if explained < 0:
+    return "; within a study the mean of its runs is the better forecast"
+  return f", and {explained:.0%} within studies"
 
 
 if __name__ == "__main__":
