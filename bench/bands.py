@@ -13,7 +13,10 @@ Shapes here: N seeds; D values of a run, all metrics and steps.
 """
 
 import argparse
+import collections
+import itertools
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -255,6 +258,74 @@ def measure() -> dict[str, Any]:
   """The content of bands.json."""
   base = _flat("grpo")
   return dict(base=base, configs={x: entry(x, base) for x in CONFIGS})
+
+
+def _outside(known: bands.Band, run: dict[str, Any]) -> bool:
+  """Whether a run of results/table.json leaves a band at any step."""
+  values = {bands.ACCURACY: zip(run["steps"], run["accuracy"], strict=True)}
+  for name, key in table.CURVES.items():
+    values[key] = zip(itertools.count(1), run[name], strict=False)
+  return any(
+      bool(value is not None and known.left(metric, step, value))
+      for metric, points in values.items()
+      for step, value in points
+  )
+
+
+def page(result: dict) -> list[str]:
+  """Returns the page of all bands in Markdown, from bands.json."""
+  further = collections.defaultdict(list)
+  for x in results.read(table.NAME)["runs"]:
+    further[x["task"], x["row"]].append(x)
+  out = [
+      "# Expected bands of the configs",
+      "",
+      "Made by `python -m bench.pages` from the bands that runs are compared"
+      " with, `rl_reason/monitoring/bands.json`. Each band holds all metrics"
+      f" and steps of {SEEDS} runs at once (conformal prediction), so that a"
+      f" further run leaves it with a probability of 1 in {SEEDS + 1}, and one"
+      " unusual run makes it wide. Accuracy: the band of held-out accuracy at"
+      " its last step. Outside: the runs of further seeds in `table.json` that"
+      " leave the band at any step.",
+      "",
+      "| config | runs of | metrics | accuracy | outside |",
+      "|---|---|---|---|---|",
+  ]
+  left, total = 0, 0
+  for name, x in bands.recorded()["configs"].items():
+    if not x["seeds"]:
+      out.append(results.row(f"`configs/{name}.py`", "–", "–", "–", "–"))
+      continue
+    known = bands.of(name, x)
+    step, (low, high) = max(known.metrics[bands.ACCURACY].items())
+    task = TASKS.get(name, table.TASKS[0])
+    tested = further[task, "dapo" if name in TASKS else name][SEEDS:]
+    count = sum(_outside(known, run) for run in tested)
+    left, total = left + count, total + len(tested)
+    out.append(
+        results.row(
+            f"`configs/{name}.py`",
+            f"`{pathlib.Path(x['source']).name}`",
+            len(known.metrics),
+            f"{low:.1%} to {high:.1%} at step {step}",
+            f"{count} of {len(tested)}" if tested else "–",
+        )
+    )
+  out += [
+      "",
+      f"**{left} of {total} further runs are outside, {left / total:.1%};"
+      f" 1 in {SEEDS + 1} is {1 / (SEEDS + 1):.1%}.**",
+      "",
+      f"`{RUNS}.json` has the runs of the configs that no study has on {SEEDS}"
+      f" seeds, made by `{result['command']}` on the first {SEEDS} seeds of"
+      " `table.json`. Recipes and configs that need a model, data or a server"
+      " from elsewhere have no band, nor have configs of several stages or"
+      " phases; a run of these says nothing about a band.",
+      "",
+  ]
+  commits = sorted({x["git commit"] for x in result["environments"]})
+  out += [f"Commits of these runs: {', '.join(commits)}.", ""]
+  return [*out, *results.footer(dict(environment=result["environments"][-1]))]
 
 
 def text(data: dict[str, Any]) -> str:

@@ -90,17 +90,17 @@ def find(fields: Mapping[str, Any]) -> Band | None:
     known = {k: y for k, y in data["base"].items() if k not in x["absent"]}
     differs = resume_rules.differences(known | x["fields"], now)
     if all(text.split(":")[0] in MEASURES for text in differs):
-      metrics = {
-          metric: {
-              step: (low, high)
-              for step, low, high in zip(
-                  y["step"], y["low"], y["high"], strict=True
-              )
-          }
-          for metric, y in x["metrics"].items()
-      }
-      return Band(name, x["seeds"], metrics)
+      return of(name, x)
   return None
+
+
+def of(name: str, entry: Mapping[str, Any]) -> Band:
+  """The band of a config, from its entry in bands.json."""
+  metrics = {}
+  for metric, x in entry["metrics"].items():
+    rows = zip(x["step"], x["low"], x["high"], strict=True)
+    metrics[metric] = {step: (low, high) for step, low, high in rows}
+  return Band(name, entry["seeds"], metrics)
 
 
 def values(line: Mapping[str, Any]) -> dict[str, float]:
