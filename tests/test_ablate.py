@@ -529,6 +529,14 @@ def test_a_measure_is_the_mean_of_the_last_quarter():
       comparison.value_at(run, "x", at, "step", "rl") for at in (20, 10, 0.5)
   ]
   assert found == [4, 8, None]  # steps 16 to 20; 15 is not among them
+  # A step without rows was once logged with a length and an entropy of 0.
+  columns = dict(length=[9, 9, 40, 0, 50], entropy=[1, 1, 0.2, 0, 0.1])
+  run = one("a", 1, [0.2] * 5, steps=(1, 10, 16, 18, 20), x=[0] * 5, **columns)
+  found = [
+      comparison.value_at(run, name, 20, "step", "rl")
+      for name in ("length", "entropy", "x")
+  ]
+  assert found == [45, pytest.approx(0.15), 0]
 
 
 def test_ends_that_all_training_runs_reach():

@@ -9,7 +9,9 @@ import pytest
 
 from rl_reason import tasks
 from rl_reason.algorithms import schedules
-from rl_reason.monitoring import step_metrics
+from rl_reason.monitoring import step_logger, step_metrics
+from rl_reason.monitoring.display import Display
+from rl_reason.monitoring.resources import Clock
 from rl_reason.training import optimizer
 
 
@@ -111,6 +113,29 @@ def test_behaviours_of_a_task():
   source.BEHAVIOURS = {"checks": "("}
   with pytest.raises(ValueError, match="'checks'. is no pattern"):
     tasks.Task("mine", source)
+
+
+def test_a_batch_without_rows_has_neither_length_nor_entropy(tmp_path):
+  rows = types.SimpleNamespace(rollouts=None, age_B=np.array([-1, -1]))
+  found = step_metrics.rollout_metrics(
+      rows, np.zeros(2), None, terms=(), on_policy=True
+  )
+  assert found.keys() == {"train/rows_kept", "train/age_max"}
+  lines = []
+  logger = step_logger.StepLogger(
+      types.SimpleNamespace(metrics=lambda *x: lines.append(x)),
+      Display(False),
+      Clock(),
+      types.SimpleNamespace(check=lambda *_: {}),
+      tmp_path,
+  )
+  for step, trained in ((1, 8), (2, 0)):
+    counts = {"tokens/step": 9, "tokens/generated": 9, "flops/total": 1}
+    counts |= {"tokens/trained": trained, "train/accuracy": 0.5}
+    logger.dispatched(step, counts, dict(entropy=0.3 * (trained > 0)), {})
+  logger.flush()
+  (_, _, first), (_, _, second) = lines
+  assert first["actor/entropy"] == 0.3 and "actor/entropy" not in second
 
 
 def test_the_learning_rate_is_that_of_the_last_update():

@@ -63,6 +63,9 @@ class StepLogger:
           name if "/" in name else f"{prefix}/{name}": value
           for name, value in values.items()
       }
+    if not metrics["tokens/trained"]:
+      # A mean over no tokens is unknown, and 0 would be a collapse.
+      metrics.pop("actor/entropy", None)
     self._clock.lap("update_actor")
     metrics |= times(self._clock.take())
     metrics |= self._resources.metrics(
@@ -78,7 +81,7 @@ class StepLogger:
     }
     self._log.metrics("rl", step, logged | alerts)
     shown = {}
-    if "response_length/max" in metrics:  # the batch has a row
+    if "response_length/mean" in metrics:  # the batch has a row
       shown["length"] = float(metrics["response_length/mean"])
     self._display.step(
         step,

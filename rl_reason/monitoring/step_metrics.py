@@ -189,7 +189,7 @@ def rollout_metrics(
       "train/age_max": max(rows.age_B.max(), 0),
   }
   if not real_B.any():
-    return out | {"response_length/mean": 0.0}
+    return out
   finite_B = real_B & np.isfinite(rewards_B)
   if not finite_B[real_B].all():
     out["train/rewards_not_finite"] = (real_B & ~finite_B).sum()
