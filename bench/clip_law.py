@@ -576,6 +576,8 @@ def _answer(data: dict) -> list[str]:
       "",
       *_parts(data),
       *_ladder(data),
+      *_history(data),
+      *_factors(data),
       "- **Few steps are not clipped.** The ratio is 1 at the first optimizer"
       " step of a rollout, so that e has no influence on one step; N steps of"
       " size u reach the bound from N = 1 + ln(1 + e) / u on. Below that the"
@@ -632,6 +634,24 @@ def _ladder(data: dict) -> list[str]:
   ]
 
 
+def _factors(data: dict) -> list[str]:
+  """What minibatches, epochs and new prompts change in the runs."""
+  names = "2 minibatches", DEFAULT, "16 minibatches", "4 epochs"
+  found = {x: speeds(data, x, E, FIRST) for x in names}
+  if not all(found.values()):
+    return []
+  cells = [
+      f"{number(x)} with {'8 minibatches' if k == DEFAULT else k}"
+      for k, x in found.items()
+  ]
+  return [
+      f"- **Minibatches and epochs**: a rollout at e = {E:g} from {FIRST:.1%}"
+      f" adds, in the same units, {'; '.join(cells)}. More steps overshoot"
+      " more. **Generalisation** takes nothing away: the prompts of the next"
+      " batch have grown as much as those of this one (last table).",
+  ]
+
+
 def _gap(data: dict) -> list[str]:
   """What the bandit does not explain; [] without runs."""
   shares = [
@@ -666,12 +686,7 @@ def _runs_tables(data: dict) -> list[str]:
           " of the bound; wrong samples have an advantage of 0",
       ),
   ):
-    made = [
-        (e, p0, found, reached(data, setting, e, p0))
-        for p0 in STARTS[1:]
-        for e in BOUNDS
-        if (found := reached(data, setting, e, p0, p0))
-    ]
+    ratios = _own_starts(data, setting)
     out += [
         "",
         f"## Runs: {setting}",
@@ -682,16 +697,62 @@ def _runs_tables(data: dict) -> list[str]:
         "",
         *grid(lambda e, p0, s=setting: number(reached(data, s, e, p0))),
     ]
-    if made:
-      gap = statistics.mean(
-          statistics.mean(a) / statistics.mean(b) for *_, a, b in made if b
-      )
+    if ratios:
       out += [
           "",
-          f"Where SFT ends at p0 itself: on average {gap:.2f} times the share"
-          f" of the table ({len(made)} cells).",
+          "The same, in runs whose SFT ends at p0 itself: on average"
+          f" {statistics.mean(ratios):.2f} times the share of the table above"
+          f" ({len(ratios)} cells).",
+          "",
+          *grid(
+              lambda e, p0, s=setting: number(
+                  reached(data, s, e, p0, p0) if p0 > FIRST else []
+              )
+          ),
       ]
   return out
+
+
+def _own_starts(data: dict, setting: str) -> list[float]:
+  """Share of the line of runs from p0 itself, of that of runs from `FIRST`."""
+  return [
+      statistics.mean(own) / statistics.mean(passed)
+      for p0 in STARTS[1:]
+      for e in BOUNDS
+      if (own := reached(data, setting, e, p0, p0))
+      and (passed := reached(data, setting, e, p0))
+  ]
+
+
+def _history(data: dict) -> list[str]:
+  """How much it matters how a policy came to its probability."""
+  means = {
+      x: [
+          statistics.mean(found)
+          for p0 in STARTS[1:]
+          for e in BOUNDS
+          if (found := reached(data, x, e, p0, p0))
+      ]
+      for x in (DEFAULT, LAW)
+  }
+  if not all(means.values()):
+    return []
+  far = [abs(x - 1) for x in means[LAW]]
+  ratios = [statistics.mean(_own_starts(data, x)) for x in means]
+  return [
+      "- **How a policy came to p0** counts, too. A run from"
+      f" {FIRST:.1%} passes 1% to 10% on its way; a run whose SFT ends there"
+      f" needs {ratios[0]:.2f} times the share of the line at the defaults, and"
+      f" {ratios[1]:.2f} times under the conditions of the law, probably since"
+      " the steps of ln p grow while a network learns. Each setting has a table"
+      " for both readings. H4 and H5 are about the first one. In the second"
+      f" one {sum(x <= 0.15 for x in far)} of {len(far)} cells are within 15%"
+      f" of the line under its conditions, and all within {max(far):.0%}; at"
+      f" the defaults {sum(x < 0.85 for x in means[DEFAULT])} of"
+      f" {len(means[DEFAULT])} cells are below .85 of the line, and the largest"
+      " is at"
+      f" {max(means[DEFAULT]):.2f}.",
+  ]
 
 
 def _bandit_tables(data: dict) -> list[str]:
