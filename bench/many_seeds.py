@@ -4,7 +4,8 @@
   python -m bench.many_seeds --table    # only the page, from JSON
 
 Whole runs of GRPO from one SFT model: a process for each run on one core, or on
-both cores; one process that makes several runs, one after another, on one core.
+both cores; one process that makes several runs, one after another, on one core;
+and two such processes side by side.
 And a prototype: the programs of an RL step with a leading axis of seeds
 (`jax.vmap`), against one call for each seed.
 Writes results/many_seeds.{json,md}.
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import results, runs
 from rl_reason.lab import jobs
@@ -41,11 +42,21 @@ SHORT = {  # what a run costs besides its steps
     "log.loggers": "",
 }
 SFT = {"sft.steps": 20, "sft.habits.steps": 0, "sft.threshold": 0.0}
-# Name -> number of cores, and runs of a process.
+
+
+class Way(NamedTuple):
+  """A way to make runs: its cores, runs of a process, processes at a time."""
+
+  cores: int = 1
+  per_process: int = 1
+  parallel: int = 1
+
+
 WAYS = {
-    "a process for each run, on one core": (1, 1),
-    "one process, run after run, on one core": (1, RUNS),
-    "a process for each run, on both cores": (2, 1),
+    "a process for each run, on one core": Way(),
+    "one process, run after run, on one core": Way(per_process=RUNS),
+    "a process for each run, on both cores": Way(cores=2),
+    "two such processes side by side, on a core each": Way(2, RUNS, 2),
 }
 SEEDS = (1, 2, 4, 8)
 REPEATS = 5
@@ -55,19 +66,22 @@ REPEATS = 5
 
 
 def made(
-    place: pathlib.Path, name: str, seeds: list[int], fields: dict, way=(1, 1)
+    place: pathlib.Path, name: str, seeds: list[int], fields: dict, way: Way
 ) -> dict[str, float]:
-  """Makes runs in a way; returns their seconds, of all processes together."""
+  """Makes runs in a way; returns the seconds of a run, of all processes."""
   own = sorted(os.sched_getaffinity(0))
   before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
   todo = [
       runs.run(CONFIG, place / f"{name}-{seed}", fields | {"seed": seed})
       for seed in seeds
   ]
-  os.sched_setaffinity(0, own[-way[0] :])
+  os.sched_setaffinity(0, own[-way.cores :])
   try:
     failed = jobs.run(
-        todo, threading.Event(), parallel=1, runs_per_process=way[1]
+        todo,
+        threading.Event(),
+        parallel=way.parallel,
+        runs_per_process=way.per_process,
     )
   finally:
     os.sched_setaffinity(0, own)
@@ -76,20 +90,28 @@ def made(
   seconds = time.monotonic() - begun
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
   cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-  return dict(seconds=round(seconds, 1), cpu_seconds=round(cpu, 1))
+  return dict(
+      seconds=round(seconds / len(seeds), 2),
+      cpu_seconds=round(cpu / len(seeds), 2),
+  )
 
 
 def whole_runs() -> dict[str, dict[str, float]]:
-  """Seconds of `RUNS` runs in all ways; each begins with a full cache."""
+  """Seconds of a run in all ways; each begins with a full cache.
+
+  Each process makes `RUNS` runs, or as many processes make one run each.
+  """
   out: dict[str, dict[str, float]] = {}
   with tempfile.TemporaryDirectory() as scratch:
     place = pathlib.Path(scratch)
-    made(place, "sft", [0], SHORT | SFT | {"rl.steps": 0})
+    made(place, "sft", [0], SHORT | SFT | {"rl.steps": 0}, Way())
     fields = SHORT | SFT | {"sft.reuse": str(place / "sft-0")}
     for number, (name, way) in enumerate(WAYS.items()):
-      if way[0] not in {WAYS[x][0] for x in out}:  # fills the cache
+      # XLA compiles for a number of threads: fills the cache.
+      threads = way.cores // way.parallel
+      if threads not in {WAYS[x].cores // WAYS[x].parallel for x in out}:
         made(place, f"first{number}", [0], fields | {"rl.steps": 1}, way)
-      seeds = list(range(1, 1 + RUNS))
+      seeds = list(range(1, 1 + RUNS * way.parallel))
       out[name] = made(place, f"way{number}", seeds, fields, way)
       print(name, out[name], flush=True)
   return out
@@ -337,27 +359,30 @@ def page(result: dict) -> list[str]:
     )
   if "runs" not in result:
     return [*out, "", *results.footer(result)]
-  first, together, both = (result["runs"][x]["cpu_seconds"] for x in WAYS)
-  saved = (first - together) / (RUNS - 1)
+  first, together, both, side = (
+      result["runs"].get(x, {}).get("cpu_seconds") for x in WAYS
+  )
   out += [
       "",
-      f"{RUNS} runs of {SHORT['rl.steps']} steps with two evaluations of"
+      f"Runs of {SHORT['rl.steps']} steps with two evaluations of"
       f" {SHORT['evaluate.prompts']} prompts, from one SFT model and with a"
-      " full cache of compiled programs:",
+      f" full cache of compiled programs; seconds of a run, where a process"
+      f" makes {RUNS} runs, or {RUNS} processes make one each:",
       "",
-      "| | CPU seconds | seconds |",
+      "| | CPU seconds of a run | seconds of a run |",
       "|---|---|---|",
   ]
   for name, x in result["runs"].items():
     out.append(results.row(name, x["cpu_seconds"], x["seconds"]))
   out += [
       "",
-      f"**A process that makes run after run saves {saved:.0f} CPU seconds for"
-      " each run after its first one**: imports, traces and loaded programs."
-      " One process on both cores takes"
-      f" {both / first:.2f} times the CPU seconds of one core, so that a"
-      " process on each core is the faster way as soon as there are two runs to"
-      " make."
+      f"**A process that makes {RUNS} runs takes {together / first:.2f} times"
+      " the CPU seconds of a process for each run**: it imports, traces and"
+      " loads programs once. One process on both cores takes"
+      f" {both / first:.2f} times the CPU seconds of one core, and two"
+      f" processes side by side {side / together:.2f} times those of one"
+      " process alone. By the clock the fastest way is"
+      f" \"{min(result['runs'], key=lambda x: result['runs'][x]['seconds'])}\";"
       " `bench.table` uses two pinned processes, of many runs each"
       " (`jobs.run(runs_per_process=...)`).",
       "",
