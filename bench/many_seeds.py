@@ -321,15 +321,14 @@ def page(result: dict) -> list[str]:
       for n in map(str, SEEDS)
   }
   most = str(SEEDS[-1])
-  load = ", ".join(f"{x:.0f} ({k})" for k, x in result["load"].items())
+  load = ", ".join(f"{x:g} ({k})" for k, x in result["load"].items())
   out = [
       "# The cheapest way to make many runs on two cores",
       "",
       "Made by `python -m bench.many_seeds`; data in `many_seeds.json`. CPU"
       " seconds are those of all processes of a measurement. The load average"
       f" of the machine, which has {result['environment']['cpu count']} cores,"
-      f" was {load} at the beginning: seconds of the clock say nothing then,"
-      " and CPU seconds are higher than on a quiet machine.",
+      f" was {load} at the beginning.",
       "",
       "**A leading axis of seeds (`jax.vmap`) costs"
       f" {whole[most] / whole['1']:.1f} times the CPU seconds of one call for"
