@@ -122,6 +122,21 @@ def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
   assert (row["mean"], row["half"]) == pytest.approx((mean, half), rel=1e-3)
 
 
+def test_an_ablation_of_few_rows_has_a_panel_for_each_measure_and_row():
+  data = json.loads((ROOT / "results" / "dapo_ladder.json").read_text())
+  _, small, _ = ablation_pages.figure(data)["blocks"]
+  names = [k for k, x in data["measures"].items() if x["stage"] == "rl"]
+  assert len(small["panels"]) == len(names) * (len(data["rows"]) - 1)
+  at = [x["y"] for x in small["panels"]].index("truncation") + 2
+  grey, own = small["panels"][at]["series"]
+  assert own["label"] == "+ soft punishment, no filtering"
+  for one, row in ((own, own["label"]), (grey, data["reference"])):
+    runs = [x["rl"] for x in data["runs"] if x["row"] == row]
+    last = [x["truncation"][-1] for x in runs]
+    assert one["y"][-1] == pytest.approx(sum(last) / len(last), rel=1e-3)
+  assert own["y"][-1] < 0.1 < grey["y"][-1]
+
+
 def test_pages_and_figures_have_one_palette():
   page = rendering.render("report", {})
   for i, color in enumerate(rendering.PALETTE):

@@ -14,6 +14,7 @@ from rl_reason.lab import comparison
 from rl_reason.report import figures, rendering
 
 COLUMNS = {0: 1, 1: 1, 2: 2, 3: 3, 5: 3, 6: 3}  # by small panels; else 4
+MOST = 6  # rows beside the reference whose measures are drawn, too
 
 
 def markdown_table(data: dict[str, Any]) -> str:
@@ -51,8 +52,9 @@ def markdown(data: dict[str, Any], name: str) -> str:
 def figure(data: dict[str, Any]) -> dict[str, Any]:
   """What NAME.png shows: the curve of each row, and the differences.
 
-  Each row has a panel with the reference in grey. Below are the differences
-  from the reference, paired by seed, at the end of each axis.
+  Each row has a panel with the reference in grey; with at most `MOST` rows also
+  for each measure of RL. Below are the differences from the reference, paired
+  by seed, at the end of each axis.
   """
   where, rows = comparison.ends(data), [row for row, *_ in data["rows"]]
   reference = _curve(data, data["reference"]) | dict(color=figures.REFERENCE)
@@ -74,6 +76,13 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
             top=min(1, math.ceil(10 * highest) / 10),
         )
     )
+  blocks, about = [], ""
+  blocks.append(
+      figures.block(panels, columns=columns, height=1 + 2.2 / columns)
+  )
+  if others and len(others) <= MOST and (small := _measures(data, others)):
+    blocks.append(figures.block(small, columns=len(others), height=1.25))
+    about = "\nSmall: measures in training, mean over seeds; rows as above."
   forests = []
   for axis, end in where.items():
     by_row = comparison.differences(data, at=end, axis=axis)
@@ -90,15 +99,45 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
     forests.append(figures.forest(shown, x=x, names=not forests))
   note = (
       f"{data['accuracy']} on held-out prompts, mean over seeds, with minimum"
-      f" and maximum; grey: {data['reference']}.\nBelow: difference from"
+      f" and maximum; grey: {data['reference']}.{about}\nBelow: difference from"
       f" {data['reference']}, 95% interval; filled where it excludes 0; dots:"
       " seeds."
   )
-  return figures.figure(
-      figures.block(panels, columns=columns, height=1 + 2.2 / columns),
-      figures.block(forests, columns=len(forests), height=1 + 0.2 * len(rows)),
-      note=note,
-  )
+  height = 1 + 0.2 * len(rows)
+  blocks.append(figures.block(forests, columns=len(forests), height=height))
+  return figures.figure(*blocks, note=note)
+
+
+def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
+  """A panel for each measure of RL and each row, with the reference in grey."""
+  found = [k for k, x in data["measures"].items() if x["stage"] == "rl"]
+  panels = []
+  for name in found:
+    grey = _means(data, data["reference"], name) | dict(color=figures.REFERENCE)
+    for i, row in enumerate(others):
+      curves = [x for x in (grey, _means(data, row, name)) if x["x"]]
+      panels.append(
+          figures.lines(
+              curves,
+              x="RL step" if name == found[-1] else "",
+              y="" if i else name,
+              percent=data["measures"][name]["share"],
+          )
+      )
+  return panels
+
+
+def _means(data: dict[str, Any], row: str, name: str) -> dict[str, Any]:
+  """A measure of a row by RL step: mean over the seeds that have it."""
+  values: dict[int, list[float]] = {}
+  for run in data["runs"]:
+    if run["row"] == row and run["rl"].get(name):
+      empty = comparison.unknown(run, name)
+      for step, y in zip(run["rl"]["step"], run["rl"][name], strict=True):
+        if y is not None and step not in empty:
+          values.setdefault(step, []).append(y)
+  steps = sorted(values)
+  return figures.series(row, steps, [float(np.mean(values[x])) for x in steps])
 
 
 def _curve(data: dict[str, Any], row: str) -> dict[str, Any]:

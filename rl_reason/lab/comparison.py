@@ -222,6 +222,17 @@ def value_at(
   return float(y_S.mean() if stage == "rl" else np.interp(at, x_S, y_S))
 
 
+def unknown(run: dict[str, Any], name: str) -> set[int]:
+  """Steps of RL in which a measure has a number, and yet is unknown.
+
+  Earlier versions logged a length and an entropy of 0 for a step without rows.
+  """
+  if name not in ("length", "entropy"):
+    return set()
+  lengths = zip(run["rl"]["step"], run["rl"].get("length", ()), strict=False)
+  return {step for step, length in lengths if length == 0}
+
+
 def ends(data: dict[str, Any]) -> dict[str, float]:
   """Returns, for each axis, the last point that every training run reaches.
 
