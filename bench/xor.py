@@ -143,13 +143,10 @@ def page(result: dict) -> list[str]:
 
   def row(label: str, of_row: list[dict], at: int) -> None:
     cells = [seeds.spread([x[k][at] for x in of_row]) for k in COLUMNS]
-    length = np.mean([x["length"][at] for x in of_row])
-    tokens = np.mean([x["tokens"][at] for x in of_row])
-    out.append(
-        results.row(
-            label, *cells, f"{length:.1f}", f"{tokens:,.0f}", len(of_row)
-        )
-    )
+    for name, digits in (("length", 1), ("tokens", 0)):
+      mean, half = comparison.interval([x[name][at] for x in of_row])
+      cells.append(f"{mean:,.{digits}f} ± {half:,.{digits}f}")
+    out.append(results.row(label, *cells, len(of_row)))
 
   row("after SFT, before RL", list(of_dapo.values()), 0)
   for name in ROWS:
