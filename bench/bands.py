@@ -3,11 +3,12 @@
   python -m bench.bands         # writes rl_reason/monitoring/bands.json
   python -m bench.bands --run   # makes results/band_runs.json before, resumable
 
-A config has the band of 16 runs: of results/table.json or, where no study has
-16 runs of the config, of results/band_runs.json (accuracy, and reward, length
-and entropy of each step); of results/seeds.json (accuracy); or of
-results/xor.json (accuracy, and length and entropy of each step). A config
-without runs is listed without a band, and its runs say so.
+A config has the band of 16 runs: of results/table.json (accuracy, and reward,
+length and entropy of each step), of results/seeds.json (accuracy), of
+results/xor.json (accuracy, and length and entropy of each step), or, where no
+study has 16 runs of the config, of results/band_runs.json (as the table). A
+step in which a run has no rows is not part of the band. A config without runs
+is listed without a band, and its runs say so.
 
 Shapes here: N seeds; D values of a run, all metrics and steps.
 """
@@ -105,17 +106,18 @@ def _curves(name: str, task: str, row: str) -> Curves:
   ][:SEEDS]
   if len(runs) < SEEDS:
     return {}
-  out = {
-      bands.ACCURACY: (
-          runs[0]["steps"],
-          np.array([x["accuracy"] for x in runs]),
-      )
+  accuracy_NS = np.array([x["accuracy"] for x in runs])
+  return {bands.ACCURACY: (runs[0]["steps"], accuracy_NS)} | {
+      metric: _known([x[key] for x in runs])
+      for key, metric in table.CURVES.items()
   }
-  for name, key in table.CURVES.items():
-    values_NS = np.array([x[name] for x in runs], float)
-    if np.isfinite(values_NS).all():
-      out[key] = list(range(1, 1 + values_NS.shape[1])), values_NS
-  return out
+
+
+def _known(values: list[list[float | None]]) -> tuple[list[int], np.ndarray]:
+  """The steps in which all runs have a value, and the values, [N, steps]."""
+  values_NS = np.array(values, float)
+  known_S = np.isfinite(values_NS).all(0)
+  return [int(x) + 1 for x in np.flatnonzero(known_S)], values_NS[:, known_S]
 
 
 def of_seeds(config: str) -> Curves:
@@ -136,14 +138,26 @@ def of_parities() -> Curves:
   runs = [x for x in results.read("xor").get("runs", []) if x["name"] == "DAPO"]
   if len(runs) < SEEDS:
     return {}
-  steps = range(1, 1 + len(runs[0]["rl"]["length"]))
-  metrics = {"length": "response_length/mean", "entropy": "actor/entropy"}
-  return {
-      bands.ACCURACY: (runs[0]["steps"], np.array([x["mean@4"] for x in runs]))
-  } | {
-      key: (list(steps), np.array([x["rl"][name] for x in runs]))
-      for name, key in metrics.items()
+  # A step without rows was logged with a length and an entropy of 0.
+  curves = {
+      metric: _known(
+          [
+              [
+                  value if length else None
+                  for value, length in zip(
+                      x["rl"][key], x["rl"]["length"], strict=True
+                  )
+              ]
+              for x in runs
+          ]
+      )
+      for key, metric in (
+          ("length", table.CURVES["length"]),
+          ("entropy", table.CURVES["entropy"]),
+      )
   }
+  accuracy_NS = np.array([x["mean@4"] for x in runs])
+  return {bands.ACCURACY: (runs[0]["steps"], accuracy_NS)} | curves
 
 
 def entry(config: str, base: dict[str, Any]) -> dict[str, Any]:

@@ -647,8 +647,8 @@ def _factors(data: dict) -> list[str]:
   return [
       f"- **Minibatches and epochs**: a rollout at e = {E:g} from {FIRST:.1%}"
       f" adds, in the same units, {'; '.join(cells)}. More steps overshoot"
-      " more. **Generalisation** takes nothing away: the prompts of the next"
-      " batch have grown as much as those of this one (last table).",
+      " more. **Generalisation** takes nothing away: the token grows as much on"
+      " the prompts of the next batch (table of single factors).",
   ]
 
 

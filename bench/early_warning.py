@@ -246,8 +246,12 @@ BEST = "the best on the other half"
 
 def _scores(run: dict[str, Any]) -> dict[str, np.ndarray]:
   """The detectors at each step, means over the last `START` steps."""
-  keys = ("proxy", *KEPT)
-  arrays = {k: np.array(run[k], float) for k in keys}
+  curves = {k: run[k] for k in ("proxy", *KEPT)}
+  # A step without rows was once logged with a length and an entropy of 0.
+  for k in ("length", "entropy"):
+    known = zip(run[k], run["length"], strict=True)
+    curves[k] = _curve([x if length else None for x, length in known])
+  arrays = {k: np.array(x, float) for k, x in curves.items()}
   smooth = {
       k: np.array(
           [x[max(0, t - START + 1) : t + 1].mean() for t in range(len(x))]
@@ -431,9 +435,10 @@ def page(result: dict) -> list[str]:
       "",
       "## Alerts",
       "",
-      "True: the mean over the rewards that are hacked of the share of their"
-      f" runs, with the 95% interval over rewards, whose runs are alike; and"
-      f" the number of the {len(hacked)} runs. {_most(hacked)} By the onset:"
+      "True: for each reward that is hacked, the share of its hacked runs with"
+      " the alert; mean over these rewards, whose runs are alike, with its 95%"
+      f" interval. In parentheses: how many of the {len(hacked)} hacked runs."
+      f" {_most(hacked)} By the onset:"
       " the first alert is not later than the onset. Lead: step of the first"
       " alert minus the onset, median and range; below 0 is early. False:"
       f" share of the {len(healthy)} healthy runs. The {len(spared)} runs that"
@@ -442,10 +447,10 @@ def page(result: dict) -> list[str]:
       " after the first nine runs): not later than the step at which the gap"
       " has widened by half of its final rise. (verdict): the alert needs the"
       " true verdict, thus an audit. 'Length explosion' and 'Entropy collapse'"
-      " also read the accuracy in training, which suppressed neither of them in"
-      " these runs. The rules are those of the runs: 'Incomplete batches' has"
-      " since been changed because of its false alarms, and needs two steps in"
-      " succession.",
+      " also read the accuracy in training; in these runs this condition"
+      " suppressed no alert. The rules are those of the runs: 'Incomplete"
+      " batches' has since been changed because of its false alarms, and needs"
+      " two steps in succession.",
       "",
       "| alert | true, by the onset | by half of the gap | by the end | lead,"
       " steps | false, healthy runs | runs without a hack |",

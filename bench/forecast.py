@@ -302,8 +302,8 @@ def page(result: dict) -> list[str]:
       f" the ends, whose standard deviation is {result['spread']:.1f} points."
       " Within studies: of the variance around the mean end of the study"
       f" ({result['within']:.1f} points), which the first three forecasts do"
-      " not know; a share below 0 is worse than this mean. The evaluations of a"
-      " run may be of other prompts than its end (fewer, as in most studies).",
+      " not know; a share below 0 is worse than this mean. In most studies the"
+      " evaluations during a run have fewer prompts than the last one.",
       "",
       f"**The first 25% of a run tell its end to {points(seen)} points, which"
       f" explains {seen['explained']:.0%} of the variance over all studies"

@@ -56,7 +56,9 @@ WAYS = {
     "a process for each run, on one core": Way(),
     "one process, run after run, on one core": Way(per_process=RUNS),
     "a process for each run, on both cores": Way(cores=2),
-    "two such processes side by side, on a core each": Way(2, RUNS, 2),
+    "two processes side by side, run after run, on a core each": Way(
+        2, RUNS, 2
+    ),
 }
 SEEDS = (1, 2, 4, 8)
 REPEATS = 5
@@ -358,9 +360,7 @@ def page(result: dict) -> list[str]:
     )
   if "runs" not in result:
     return [*out, "", *results.footer(result)]
-  first, together, both, side = (
-      result["runs"].get(x, {}).get("cpu_seconds") for x in WAYS
-  )
+  first, together, both, side = (result["runs"][x]["cpu_seconds"] for x in WAYS)
   out += [
       "",
       f"Runs of {SHORT['rl.steps']} steps with two evaluations of"

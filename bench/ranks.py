@@ -20,12 +20,16 @@ class Ranks(NamedTuple):
     high_K: greatest rank that they do not exclude.
     quantile: half-widths of the simultaneous intervals of all differences, in
       standard errors.
+    mean_KK: difference of the means, row minus column.
+    half_KK: half-widths of the simultaneous intervals.
     different_KK: whether an interval excludes 0.
   """
 
   low_K: np.ndarray
   high_K: np.ndarray
   quantile: float
+  mean_KK: np.ndarray
+  half_KK: np.ndarray
   different_KK: np.ndarray
 
 
@@ -63,6 +67,8 @@ def ranks(values_NK: np.ndarray, samples: int = RESAMPLES) -> Ranks | None:
       low_K=1 + above_KK.sum(0),
       high_K=rows - above_KK.sum(1),
       quantile=quantile,
+      mean_KK=mean_KK,
+      half_KK=quantile * error_KK,
       different_KK=above_KK | above_KK.T,
   )
 

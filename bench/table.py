@@ -17,6 +17,7 @@ import argparse
 import functools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from scipy import interpolate
 from bench import ranks, results
 from rl_reason.base import config as config_lib
 from rl_reason.checks import config_files
+from rl_reason.configs.ablations import table as algorithms
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, figures, scores
@@ -32,7 +34,7 @@ from rl_reason.report import charts, figures, scores
 NAME = "table"
 CONFIG = "configs/ablations/table.py"
 TASKS = ("arithmetic", "countdown", "calculator")
-REFERENCE = "dapo"
+REFERENCE, BASE = "dapo", "grpo"
 NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
 CURVES = {  # of each RL step
     "reward": "critic/rewards/mean",
@@ -194,6 +196,9 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
 
 def make(given: argparse.Namespace) -> int:
   """Makes the runs that are missing, seed by seed; returns the exit code."""
+  known = {START, *(row for task in TASKS for row in rows(task))}
+  for row in given.rows or ():
+    ablate.require("--rows", row, sorted(known))
   stop, failed = jobs.stop_on_signals(), []
   for number, seed in enumerate(seeds()[: given.seeds], 1):
     planned = {x: y for x, y in plan(seed).items() if x in given.tasks}
@@ -249,7 +254,8 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
 
   The first and the last evaluation are of more prompts than those in between.
   At equal steps the last one counts; at equal tokens those in between, and for
-  the first one START, so that all accuracies are of the same prompts.
+  the first one START, so that all accuracies are of the same prompts. Seeds
+  without START are left out there.
 
   Args:
     result: the data.
@@ -263,14 +269,18 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
   """
   runs = [x for x in result["runs"] if x["task"] == task]
   starts = {x["seed"]: x["accuracy"][0] for x in runs if x["row"] == START}
-  runs = [x for x in runs if x["row"] != START]
+  runs = [
+      x
+      for x in runs
+      if x["row"] != START and (axis == "steps" or x["seed"] in starts)
+  ]
   last = -2 if axis == "tokens" else -1
   end = min((x[axis][last] for x in runs), default=0)
   out: dict[str, dict[int, float]] = {row: {} for row in rows(task)}
   for x in runs:
     accuracy = list(x["accuracy"])
     if axis == "tokens":
-      accuracy[0] = starts.get(x["seed"], accuracy[0])
+      accuracy[0] = starts[x["seed"]]
     stop = len(accuracy) + last + 1
     points, known = x[axis][:stop], accuracy[:stop]
     if end > points[0]:
@@ -281,27 +291,44 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
   return end, out
 
 
-def complete(by_row: dict[str, dict[int, float]]) -> list[int]:
-  """The seeds that all rows with runs have, in order."""
-  given = [x for x in by_row.values() if x]
-  return [s for s in next(iter(given), {}) if all(s in x for x in given)]
+def complete(
+    by_row: dict[str, dict[int, float]],
+) -> tuple[list[str], list[int]]:
+  """The rows that are complete, but for the newest seed, and their seeds."""
+  most = max(map(len, by_row.values()), default=0)
+  names = [k for k, x in by_row.items() if x and len(x) >= most - 1]
+  first = by_row[names[0]] if names else {}
+  return names, [s for s in first if all(s in by_row[k] for k in names)]
 
 
-def _cells(by_row: dict, shared: list[int]) -> dict[str, list[str]]:
-  """Accuracy, difference from DAPO, and rank of each row."""
-  names = [name for name, of_row in by_row.items() if of_row]
+def ranked(by_row: dict[str, dict[int, float]]):
+  """Complete rows, and their `ranks.Ranks` or None."""
+  names, shared = complete(by_row)
   values_NK = np.array([[by_row[k][s] for k in names] for s in shared])
-  found = ranks.ranks(values_NK) if shared else None
-  out = {name: ["–", "–", "–"] for name in by_row}
-  for i, name in enumerate(names):
-    numbers = [by_row[name][s] for s in shared] or list(by_row[name].values())
-    mean, half = comparison.interval(numbers)
-    out[name][0] = f"{mean:.1%}" + _half(half and 100 * half)
-    if points := differences(by_row, name):
+  return names, ranks.ranks(values_NK) if shared else None
+
+
+def _cells(by_row: dict[str, dict[int, float]]) -> dict[str, list[Any]]:
+  """Seeds, accuracy, difference from DAPO, and rank of each row.
+
+  A row that is not complete has the numbers of its own seeds, and no rank.
+  """
+  names, found = ranked(by_row)
+  _, shared = complete(by_row)
+  out = {}
+  for name, of_row in by_row.items():
+    own = shared if name in names and shared else list(of_row)
+    cells = [len(own), "–", "–", "–"]
+    if own:
+      mean, half = comparison.interval([of_row[s] for s in own])
+      cells[1] = f"{mean:.1%}" + _half(half and 100 * half)
+    if points := differences(by_row, name, own):
       mean, half = comparison.interval(points)
-      out[name][1] = f"{mean:+.1f}" + _half(half)
-    if found is not None:
-      out[name][2] = f"{found.low_K[i]} to {found.high_K[i]}"
+      cells[2] = f"{mean:+.1f}" + _half(half)
+    if found is not None and name in names:
+      at = names.index(name)
+      cells[3] = f"{found.low_K[at]} to {found.high_K[at]}"
+    out[name] = cells
   return out
 
 
@@ -309,12 +336,47 @@ def _half(half: float | None) -> str:
   return "" if half is None else f" ± {half:.1f}"
 
 
-def differences(by_row: dict, name: str) -> list[float]:
+def differences(
+    by_row: dict, name: str, seeds: Iterable[int] | None = None
+) -> list[float]:
   """Points between a row and DAPO on the seeds that both have."""
   if name == REFERENCE:
     return []
-  known = by_row[REFERENCE]
-  return [100 * (x - known[k]) for k, x in by_row[name].items() if k in known]
+  known, of_row = by_row[REFERENCE], by_row[name]
+  seeds = of_row if seeds is None else seeds
+  return [100 * (of_row[s] - known[s]) for s in seeds if s in known]
+
+
+def hypotheses(result: dict) -> list[str]:
+  """What results/plans/table.md asks of the 13 algorithms and of the losses."""
+  out = []
+  for task in TASKS:
+    for axis in ("steps", "tokens"):
+      _, by_row = values(result, task, axis)
+      old = {k: x for k, x in by_row.items() if k in algorithms.ALGORITHMS}
+      names, found = ranked(old)
+      if found is not None and REFERENCE in names:
+        at = names.index(REFERENCE)
+        out.append(
+            f"- {task}, equal {axis}: {REFERENCE} has the rank"
+            f" {found.low_K[at]} to {found.high_K[at]} among the"
+            f" {len(names)} algorithms."
+        )
+  for task in TASKS:
+    names, found = ranked(values(result, task, "steps")[1])
+    losses = [x for x in algorithms.LOSSES if x in names]
+    if found is None or BASE not in names or not losses:
+      continue
+    column, cells = names.index(BASE), []
+    for name in losses:
+      at = names.index(name)
+      mean, half = found.mean_KK[at, column], found.half_KK[at, column]
+      cells.append(f"{name} {100 * mean:+.1f} ± {100 * half:.1f}")
+    out.append(
+        f"- {task}, equal steps: points of the losses from {BASE}, with"
+        f" intervals of all pairs of rows at once: {', '.join(cells)}."
+    )
+  return ["## Hypotheses", "", *out, ""] if out else []
 
 
 def agreement(result: dict) -> list[str]:
@@ -324,11 +386,12 @@ def agreement(result: dict) -> list[str]:
   means = {}
   for task in TASKS:
     _, by_row = values(result, task, "steps")
-    if shared := complete(by_row):
+    names, shared = complete(by_row)
+    if shared:
       means[task] = {
-          k: float(np.mean([x[s] for s in shared]))
-          for k, x in by_row.items()
-          if x
+          k: float(np.mean([by_row[k][s] for s in shared]))
+          for k in names
+          if k in algorithms.ALGORITHMS
       }
   out = []
   for i, a in enumerate(means):
@@ -339,8 +402,8 @@ def agreement(result: dict) -> list[str]:
   if not out:
     return []
   head = (
-      "Kendall's rank correlation of the means at equal steps (1: the same"
-      " order; 0: unrelated):"
+      "Kendall's rank correlation of the means of the algorithms at equal"
+      " steps (1: the same order; 0: unrelated):"
   )
   return [head, "", *out, ""]
 
@@ -348,11 +411,12 @@ def agreement(result: dict) -> list[str]:
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   counts = {
-      task: len(complete(values(result, task, "steps")[1])) for task in TASKS
+      task: min(map(len, values(result, task, "steps")[1].values()))
+      for task in TASKS
   }
   wanted, total = len(result["seeds"]), sum(map(len, map(rows, TASKS)))
   made = sum(x["row"] != START for x in result["runs"])
-  hours = sum(x.get("seconds", 0) for x in result["runs"]) / 3600
+  seconds = [x["seconds"] for x in result["runs"] if x["row"] != START]
   out = [
       "# All algorithms on three tasks",
       "",
@@ -376,23 +440,23 @@ def page(result: dict) -> list[str]:
       "",
       f"**{made} of {wanted * total} runs are made**: "
       + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
-      + " have all rows that have runs."
+      + " have all rows."
       + (
           " The same command continues with the next seed."
           if min(counts.values()) < wanted
           else ""
       )
-      + f" They took {hours:.1f} hours of one core, without the SFT models and"
-      " the value pretraining that rows share.",
+      + f" They took {sum(seconds) / 3600:.1f} hours of one core, without the"
+      " SFT models and the value pretraining that rows share. A row that is not"
+      " complete has the numbers of its own seeds, and no rank.",
       "",
   ]
   for task in TASKS:
     step, by_step = values(result, task, "steps")
     tokens, by_tokens = values(result, task, "tokens")
-    shared = complete(by_step)
     if not any(by_step.values()):
       continue
-    cells, at_tokens = _cells(by_step, shared), _cells(by_tokens, shared)
+    cells, at_tokens = _cells(by_step), _cells(by_tokens)
     spent = {
         name: [
             x["tokens"][-1]
@@ -415,15 +479,15 @@ def page(result: dict) -> list[str]:
 
     for name in sorted(by_step, key=mean, reverse=True):
       used = comparison.amount(np.mean(spent[name])) if spent[name] else "–"
-      count = len(by_step[name])
-      out.append(results.row(name, count, *cells[name], *at_tokens[name], used))
+      of_name = [*cells[name], *at_tokens[name][1:]]
+      out.append(results.row(name, *of_name, used))
     out += ["", _before(result, task), ""]
     for name in set(rows(TASKS[0])) - set(by_step):
       out += [
           f"{name} is not defined on {task}: its rewards are not 0 or 1.",
           "",
       ]
-  out += agreement(result)
+  out += [*hypotheses(result), *agreement(result)]
   commits = sorted({x["git commit"] for x in result["environments"]})
   if len(commits) > 1:
     out += [f"Commits of the runs: {', '.join(commits)}.", ""]

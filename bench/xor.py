@@ -32,7 +32,7 @@ LEARNED = {
     "entropy": "actor/entropy",
 }
 
-# RL generates about a million tokens, and its compute is that of 250 SFT steps;
+# RL generates about a million tokens, and its compute is that of 160 SFT steps;
 # responses of the SFT model have 9 tokens.
 _SAMPLING = {
     "rl.steps": 0,
@@ -134,8 +134,10 @@ def page(result: dict) -> list[str]:
       f"Held-out prompts: 1,000, mean of 4 samples at temperature 1. {made} of"
       f" {len(SEEDS)} seeds have been run. Mean over seeds ± half the width of"
       " its 95% interval (Student's t), and least to most. 'SFT only' trains"
-      " for 500 steps more than the other rows; RL takes the FLOPs of about 250"
-      " steps of SFT, and generates about a million tokens.",
+      " for 500 steps more than the other rows. RL takes the FLOPs of about 160"
+      " steps of SFT: 0.59 TFLOP (`flops/total` of seed 57225), where a step of"
+      " SFT has 128 rows of 45 tokens, prompts included, of 216 kFLOP a token"
+      " in the forward pass, and three times that with the backward pass.",
       "",
       "| | mean@4 | greedy | pass@8 | length | generated tokens | seeds |",
       "|---|---|---|---|---|---|---|",
@@ -144,8 +146,7 @@ def page(result: dict) -> list[str]:
   def row(label: str, of_row: list[dict], at: int) -> None:
     cells = [seeds.spread([x[k][at] for x in of_row]) for k in COLUMNS]
     for name, digits in (("length", 1), ("tokens", 0)):
-      mean, half = comparison.interval([x[name][at] for x in of_row])
-      cells.append(f"{mean:,.{digits}f} ± {half:,.{digits}f}")
+      cells.append(_interval([x[name][at] for x in of_row], digits))
     out.append(results.row(label, *cells, len(of_row)))
 
   row("after SFT, before RL", list(of_dapo.values()), 0)
@@ -194,11 +195,17 @@ def at_tokens(run: dict, tokens: float) -> float:
 
 
 def difference(points: list[float]) -> str:
+  """A mean with its sign and interval; '-' without numbers."""
+  return _interval(points, 1, "+")
+
+
+def _interval(values: list[float], digits: int, sign: str = "") -> str:
   """A mean with its interval; '-' without numbers."""
-  if not points:
+  if not values:
     return "-"
-  mean, half = comparison.interval(points)
-  return f"{mean:+.1f}" + ("" if half is None else f" ± {half:.1f}")
+  mean, half = comparison.interval(values)
+  margin = "" if half is None else f" ± {half:,.{digits}f}"
+  return f"{mean:{sign},.{digits}f}{margin}"
 
 
 def _ladder(found: list[dict]) -> list[str]:
@@ -228,8 +235,9 @@ def _ladder(found: list[dict]) -> list[str]:
     }
     steps = {seed: x["steps"].index(AT) for seed, x in of_row.items()}
     at = {seed: x["mean@4"][steps[seed]] for seed, x in of_row.items()}
-    gains = [100 * (at[x] - before[x]) for x in before]
-    equal = [100 * (at_tokens(of_row[x], spent[x]) - before[x]) for x in before]
+    both = [x for x in at if x in before]
+    gains = [100 * (at[x] - before[x]) for x in both]
+    equal = [100 * (at_tokens(of_row[x], spent[x]) - before[x]) for x in both]
     cells = ["", "", ""]
     if len(gains) > 1:
       mean, half = comparison.interval(gains)
@@ -280,8 +288,7 @@ def _by_step(of_row: list[dict]) -> list[str]:
       numbers = [
           x["rl"][name][step - 1] for x in of_row if _rows(x, name, step)
       ]
-      mean, half = comparison.interval([factor * x for x in numbers])
-      cells.append(f"{mean:.{digits}f} ± {half:.{digits}f}")
+      cells.append(_interval([factor * x for x in numbers], digits))
     out.append(results.row(step, *cells))
   return out
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import bands as bench_bands, results
+from bench import bands as bench_bands, results, table as bench_table
 from rl_reason.base import config as config_lib
 from rl_reason.checks import checked
 from rl_reason.monitoring import bands, health
@@ -106,11 +106,42 @@ def test_a_run_that_leaves_is_named_once_with_its_step(at_root):
   assert bands.of_run(lines, fields) == [text]
   (within,) = bands.of_run(lines[:3], fields)
   assert within.endswith("the run is within it")
-  (none,) = bands.of_run(lines, fields_of("configs/sapo.py"))
-  assert "no runs of sapo are recorded yet" in none
-  assert not bands.of_run(
-      lines, fields_of("configs/sapo.py", seed=1) | {"a": 1}
-  )
+  assert not bands.of_run(lines, fields | {"a": 1})  # a config of one's own
+
+
+def test_a_config_without_recorded_runs_says_so(monkeypatch):
+  entry = dict(fields={}, absent=[], seeds=0, source="", metrics={})
+  data = dict(base={"rl.steps": 3}, configs={"new": entry})
+  monkeypatch.setattr(bands, "recorded", lambda: data)
+  (none,) = bands.of_run([], {"rl.steps": 3})
+  assert "no runs of new are recorded yet" in none
+
+
+def test_runs_outside_a_band_are_counted():
+  metrics = {
+      bands.ACCURACY: {0: (0.1, 0.3), 5: (0.5, 0.9)},
+      "response_length/mean": {1: (10, 20), 2: (10, 20)},
+  }
+  band = bands.Band("grpo", 16, metrics)
+  curves = dict(reward=[0, 0], entropy=[1, 1])
+  run = dict(steps=[0, 5], accuracy=[0.2, 0.6], length=[12, 13]) | curves
+  assert not bench_bands._outside(band, run)
+  assert not bench_bands._outside(band, run | dict(length=[12, None]))
+  assert bench_bands._outside(band, run | dict(length=[12, 21]))
+  assert bench_bands._outside(band, run | dict(accuracy=[0.2, 0.4]))
+
+
+def test_a_step_without_rows_is_no_part_of_a_band():
+  steps, values_NS = bench_bands._known([[1, None, 3], [4, 5, 6]])
+  assert steps == [1, 3] and values_NS.tolist() == [[1, 3], [4, 6]]
+
+
+def test_the_runs_for_bands_share_the_seeds_of_the_table(at_root):
+  (jobs_of,) = bench_bands.plan(["chain"]).values()
+  rows = [x for x in jobs_of if x.row]
+  assert [x.seed for x in rows] == list(bench_table.seeds()[:16])
+  assert {x.row for x in rows} == {"chain"}
+  assert rows[0].fields["rl.steps"] == 30  # of the config itself
 
 
 @pytest.fixture

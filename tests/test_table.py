@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench import ranks, results, table
+from rl_reason.base import errors
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def _run(task, row, seed, last, tokens):
       row=row,
       seed=seed,
       environment=0,
+      seconds=3600,
       steps=[0, 25, 30],
       tokens=[0, tokens, 1.2 * tokens],
       # Steps 0 and 30 are of other prompts than step 25.
@@ -85,7 +87,47 @@ def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():
   result = _result(3)
   result["runs"].pop()  # the last row of seed 2
   _, by_row = table.values(result, "calculator", "steps")
-  assert table.complete(by_row) == [0, 1]
+  assert table.complete(by_row)[1] == [0, 1]
+
+
+def test_a_row_of_few_seeds_takes_no_ranks_from_the_others():
+  result = _result(7)
+  result["runs"] = [
+      x for x in result["runs"] if x["row"] != "vespo" or x["seed"] < 2
+  ]
+  text = "\n".join(table.page(result))
+  line = {x.split(" | ")[0][2:]: x.split(" | ") for x in text.split("\n")}
+  assert line["vespo"][1] == "2" and line["vespo"][4] == "–"
+  assert line["dppo"][1] == "7" and line["dppo"][4] == "1 to 1"
+  assert "calculator, equal steps: dapo has the rank 2 to 2" in text
+  grpo = "points of the losses from grpo, with intervals of all pairs of rows"
+  assert grpo in text and "dppo +10.0 ± " in text and "vespo +" not in text
+
+
+def test_accuracy_at_equal_tokens_is_of_one_set_of_prompts():
+  """Interpolated on the curve and not below it, from the SFT model on."""
+  curve = dict(
+      steps=[0, 5, 10, 25, 30],
+      tokens=[0, 100, 200, 400, 500],
+      # Steps 0 and 30 are of other prompts.
+      accuracy=[0.9, 0.8, 0.9, 0.92, 0.1],
+  )
+  runs = [
+      _start(0),
+      _run("calculator", "dapo", 0, 0.5, 0) | curve,
+      _run("calculator", "grpo", 0, 0.7, 150) | dict(tokens=[0, 150, 160]),
+      # Its value pretraining takes more tokens than the comparison.
+      _run("calculator", "vapo", 0, 0.7, 0) | dict(tokens=[151, 170, 180]),
+      _run("calculator", "ppo", 1, 0.7, 150),  # START of seed 1 is missing
+  ]
+  result = dict(seeds=[0, 1], environments=[{"git commit": "abc"}], runs=runs)
+  end, by_row = table.values(result, "calculator", "tokens")
+  assert end == 150 and by_row["grpo"] == {0: 0.7}
+  assert 0.85 < by_row["dapo"][0] < 0.9  # a straight line has 0.85
+  assert by_row["vapo"] == {0: 0.2} and by_row["ppo"] == {}
+  end, by_row = table.values(result, "calculator", "steps")
+  assert end == 30 and by_row["ppo"] == {1: 0.7}
+  assert by_row["dapo"][0] == pytest.approx(0.1)
 
 
 def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
@@ -95,6 +137,10 @@ def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   (start,) = [x for x in planned["countdown"] if x.row == table.START]
   assert start.fields["rl.steps"] == 0
   assert start.fields["evaluate.prompts"] == 128
+  prompts = [x for x in start.args if x.startswith("--config.evaluate.prompts")]
+  assert prompts[-1] == "--config.evaluate.prompts=128"  # the last one counts
+  assert start.args[-1] == f"--workdir={start.workdir}"
+  assert start.workdir.name == "start-7" and start.bases
   bases = {x.bases[0] for y in planned.values() for x in y if x.row}
   assert len(bases) == 3  # one SFT model a task
   dapo = {t: x for t, y in planned.items() for x in y if x.row == "dapo"}
@@ -108,6 +154,12 @@ def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   wanted = table.missing(planned, recorded)
   assert len(wanted) == sum(map(len, planned.values())) - 1
   assert grpo not in wanted
+
+
+def test_only_known_rows_are_asked_for(at_root, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["table", "--rows", "no_such_row"])
+  with pytest.raises(errors.ConfigError, match="no_such_row"):
+    table.main()
 
 
 def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):

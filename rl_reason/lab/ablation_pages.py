@@ -5,6 +5,7 @@ Shapes here: N seeds; S evaluations of a run.
 
 import math
 import pathlib
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
   )
   if others and len(others) <= MOST and (small := _measures(data, others)):
     blocks.append(figures.block(small, columns=len(others), height=1.25))
-    about = "\nSmall: measures in training, mean over seeds; rows as above."
+    about = "\nSmall: measures in training, mean over seeds"
   forests = []
   for axis, end in where.items():
     by_row = comparison.differences(data, at=end, axis=axis)
@@ -121,6 +122,9 @@ def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
               curves,
               x="RL step" if name == found[-1] else "",
               y="" if i else name,
+              title=textwrap.shorten(row, 18, placeholder=" ...")
+              if name == found[0]
+              else "",
               percent=data["measures"][name]["share"],
           )
       )

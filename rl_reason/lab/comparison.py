@@ -210,11 +210,7 @@ def value_at(
   pairs = zip(run[stage][axis], run[stage][name], strict=True)
   known = [(x, y) for x, y in pairs if x is not None and y is not None]
   if stage == "rl":
-    # Earlier versions logged a length and an entropy of 0 for a step without
-    # rows, where both are unknown.
-    lengths = zip(run["rl"]["step"], run["rl"].get("length", ()), strict=False)
-    empty = {step for step, length in lengths if length == 0}
-    empty = empty if name in ("length", "entropy") else set()
+    empty = unknown(run, name)
     known = [(x, y) for x, y in known if 0.75 * at < x <= at and x not in empty]
   if not known:
     return None

@@ -133,7 +133,7 @@ def known(
 
 def _by_task(stem: str, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
   """Data by the name of its ablation: `bench.table` has several in one file."""
-  if not all("task" in x for x in data["runs"]):
+  if not any("task" in x for x in data["runs"]):
     return {stem: data}
   out = {}
   for task, fields in data["fields"].items():
