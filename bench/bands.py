@@ -1,7 +1,7 @@
 """The expected bands of the configs, from the runs of results/.
 
   python -m bench.bands         # writes rl_reason/monitoring/bands.json
-  python -m bench.bands --run   # makes results/band_runs.json before, resumable
+  python -m bench.bands --run   # only makes results/band_runs.json, resumable
 
 A config has the band of 16 runs: of results/table.json (accuracy, and reward,
 length and entropy of each step), of results/seeds.json (accuracy), of
@@ -355,13 +355,13 @@ def main() -> int:
   """Runs the command and returns the exit code."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   flag = parser.add_argument
-  flag("--run", action="store_true", help="make the missing runs before")
+  flag("--run", action="store_true", help="make the missing runs, and no bands")
   tasks = tuple(CONFIGS_BY_TASK)
   flag("--tasks", nargs="+", choices=tasks, default=tasks, help="only these")
   flag("--jobs", type=int, default=2, help="runs at a time")
   given = parser.parse_args()
-  if given.run and (code := run(given.tasks, given.jobs)):
-    return code
+  if given.run:  # without new bands, which would change the tree of later runs
+    return run(given.tasks, given.jobs)
   data = measure()
   json_files.write_text(PATH, text(data))
   for name, x in data["configs"].items():
