@@ -286,6 +286,18 @@ def _outside(known: bands.Band, run: dict[str, Any]) -> bool:
   )
 
 
+def _against(runs: list[dict], grpo: dict[int, float]) -> list[str]:
+  """Accuracy of runs, and points from GRPO; '–' for runs of another task."""
+  ends = {x["seed"]: x["accuracy"][-1] for x in runs}
+  if not ends or runs[0]["task"] != table.TASKS[0]:
+    return ["–", "–"]
+  mean, half = comparison.interval([100 * x for x in ends.values()])
+  gain, margin = comparison.interval(
+      [100 * (x - grpo[seed]) for seed, x in ends.items()]
+  )
+  return [f"{mean:.1f}% ± {half:.1f}", f"{gain:+.1f} ± {margin:.1f}"]
+
+
 def page(result: dict) -> list[str]:
   """Returns the page of all bands in Markdown, from bands.json."""
   further = collections.defaultdict(list)
@@ -300,15 +312,20 @@ def page(result: dict) -> list[str]:
       f" further run leaves it with a probability of 1 in {SEEDS + 1}, and one"
       " unusual run makes it wide. Accuracy: the band of held-out accuracy at"
       " its last step. Outside: the runs of further seeds in `table.json` that"
-      " leave the band at any step.",
+      " leave the band at any step. The runs of `band_runs.json` on arithmetic"
+      " have the seeds and SFT models of GRPO in `table.json`: mean accuracy at"
+      " the last step, and points from GRPO, paired by seed, with 95% intervals"
+      " (Student's t).",
       "",
-      "| config | runs of | metrics | accuracy | outside |",
-      "|---|---|---|---|---|",
+      "| config | runs of | metrics | band of the accuracy | outside | accuracy"
+      " | from GRPO |",
+      "|---|---|---|---|---|---|---|",
   ]
+  grpo = {x["seed"]: x["accuracy"][-1] for x in further[table.TASKS[0], "grpo"]}
   left, total = 0, 0
   for name, x in bands.recorded()["configs"].items():
     if not x["seeds"]:
-      out.append(results.row(f"`configs/{name}.py`", "–", "–", "–", "–"))
+      out.append(results.row(f"`configs/{name}.py`", *"–" * 6))
       continue
     known = bands.of(name, x)
     step, (low, high) = max(known.metrics[bands.ACCURACY].items())
@@ -323,6 +340,9 @@ def page(result: dict) -> list[str]:
             len(known.metrics),
             f"{low:.1%} to {high:.1%} at step {step}",
             f"{count} of {len(tested)}" if tested else "–",
+            *_against(
+                [run for run in result["runs"] if run["row"] == name], grpo
+            ),
         )
     )
   out += [
