@@ -35,6 +35,10 @@ NAME = "table"
 CONFIG = "configs/ablations/table.py"
 TASKS = ("arithmetic", "countdown", "calculator")
 REFERENCE, BASE = "dapo", "grpo"
+PAIRS = (
+    *(("reinforce_pp", "grpo"), ("lite_ppo", "grpo"), ("max_rl", "grpo")),
+    *(("rloo", "ppo"), ("grpo", "ppo")),
+)
 NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
 CURVES = {  # of each RL step
     "reward": "critic/rewards/mean",
@@ -379,6 +383,40 @@ def hypotheses(result: dict) -> list[str]:
   return ["## Hypotheses", "", *out, ""] if out else []
 
 
+def pairs(result: dict) -> list[str]:
+  """Rows that papers compare with another one than DAPO, on the first task."""
+  runs = {
+      (x["row"], x["seed"]): x
+      for x in result["runs"]
+      if x["task"] == TASKS[0] and x["row"] != START
+  }
+  out = []
+  for row, other in PAIRS:
+    both = [
+        (x, runs[other, seed])
+        for (name, seed), x in runs.items()
+        if name == row and (other, seed) in runs
+    ]
+    cells = []
+    for key in ("accuracy", "best"):
+      points = [100 * (x[key][-1] - y[key][-1]) for x, y in both]
+      mean, half = comparison.interval(points) if points else (0.0, None)
+      cells.append(f"{mean:+.1f}" + _half(half))
+    if both:
+      out.append(results.row(row, other, *cells, len(both)))
+  if not out:
+    return []
+  return [
+      f"Pairs of rows that papers compare, on {TASKS[0]} at the last step, in"
+      " points, each with the 95% interval of this pair alone:",
+      "",
+      "| row | less | mean@4 | pass@4 | seeds |",
+      "|---|---|---|---|---|",
+      *out,
+      "",
+  ]
+
+
 def agreement(result: dict) -> list[str]:
   """Lines on whether the tasks agree about the order of the algorithms."""
   from scipy import stats
@@ -487,7 +525,7 @@ def page(result: dict) -> list[str]:
           f"{name} is not defined on {task}: its rewards are not 0 or 1.",
           "",
       ]
-  out += [*hypotheses(result), *agreement(result)]
+  out += [*hypotheses(result), *agreement(result), *pairs(result)]
   commits = sorted({x["git commit"] for x in result["environments"]})
   if len(commits) > 1:
     out += [f"Commits of the runs: {', '.join(commits)}.", ""]

@@ -14,6 +14,16 @@ def at_root(monkeypatch):
   monkeypatch.chdir(results.ROOT)
 
 
+def test_pairs_of_rows_are_compared_by_seed():
+  runs = []
+  for seed, noise in enumerate((0.01, 0.02, 0.03)):
+    for row, last in (("rloo", 0.5 - 2 * noise), ("ppo", 0.6 - noise)):
+      runs.append(_run("arithmetic", row, seed, last, 100))
+  line = table.pairs(dict(runs=runs))[-2]
+  assert line == "| rloo | ppo | -12.0 ± 2.5 | +0.0 ± 0.0 | 3 |"
+  assert table.pairs(dict(runs=[])) == []
+
+
 def test_ranks_of_rows_that_differ_and_of_rows_that_do_not():
   rng = np.random.default_rng(2)
   seed_effect_N1 = rng.normal(0, 5, (32, 1))  # shared: cancels in pairs
@@ -46,6 +56,7 @@ def _run(task, row, seed, last, tokens):
       tokens=[0, tokens, 1.2 * tokens],
       # Steps 0 and 30 are of other prompts than step 25.
       accuracy=[0.9, last, last],
+      best=[0.9, 1, 1],
   )
 
 
