@@ -38,6 +38,7 @@ REFERENCE, BASE = "dapo", "grpo"
 PAIRS = (
     *(("reinforce_pp", "grpo"), ("lite_ppo", "grpo"), ("max_rl", "grpo")),
     *(("rloo", "ppo"), ("grpo", "ppo")),
+    *((loss, "grpo") for loss in algorithms.LOSSES),
 )
 NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
 CURVES = {  # of each RL step
