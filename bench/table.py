@@ -47,8 +47,10 @@ CURVES = {  # of each RL step
     "entropy": "actor/entropy",
 }
 # The SFT model on the prompts of the evaluations between the first and the last
-# step, a run without RL: accuracies at equal tokens are all of these prompts.
+# step, so that accuracies at equal tokens are all of these prompts: a run of
+# two steps whose updates are too small for float32, evaluated after the first.
 START = "start"
+_FEW = {"rl.steps": 2, "evaluate.every": 1, "optimizer.lr": 1e-30}
 DIGITS = 4
 RUNS_PER_PROCESS = 20  # the cheapest way, see bench.many_seeds
 
@@ -76,7 +78,7 @@ def plan(seed: int) -> dict[str, list[jobs.Job]]:
     c = ladder(task).copy_and_resolve_references()
     c.seeds = (seed,)
     planned = ablate.plan(c, results.RUNS / NAME, task)
-    at = [x.row for x in planned].index(REFERENCE)
+    at = [x.row for x in planned].index(BASE)
     planned.insert(at, start(planned[at]))
     out[task] = planned
   return out
@@ -84,20 +86,14 @@ def plan(seed: int) -> dict[str, list[jobs.Job]]:
 
 def start(job: jobs.Job) -> jobs.Job:
   """START of the seed and the task of a job."""
-  fields = job.fields | {
-      "evaluate.prompts": job.fields["evaluate.interim_prompts"],
-      "rl.steps": 0,
-  }
   workdir = job.workdir.with_name(f"{START}-{job.seed}")
   args = [x for x in job.args if not x.startswith("--workdir=")]
-  args += [
-      f"--config.{k}={fields[k]}" for k in ("evaluate.prompts", "rl.steps")
-  ]
+  args += [f"--config.{k}={x}" for k, x in _FEW.items()]
   return job._replace(
       name=f"{START}, seed {job.seed}",
       workdir=workdir,
       args=[*args, f"--workdir={workdir}"],
-      fields=fields,
+      fields=job.fields | _FEW,
       row=START,
   )
 
@@ -273,7 +269,7 @@ def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
     the point, and {row: {seed: accuracy}}.
   """
   runs = [x for x in result["runs"] if x["task"] == task]
-  starts = {x["seed"]: x["accuracy"][0] for x in runs if x["row"] == START}
+  starts = {x["seed"]: x["accuracy"][1] for x in runs if x["row"] == START}
   runs = [
       x
       for x in runs
@@ -537,7 +533,7 @@ def _before(result: dict, task: str) -> str:
   """What the SFT models of a task reach, in a sentence."""
   common, runs = ladder(task).common, result["runs"]
   of_task = [x for x in runs if x["task"] == task]
-  few = [x["accuracy"][0] for x in of_task if x["row"] == START]
+  few = [x["accuracy"][1] for x in of_task if x["row"] == START]
   many = [x["accuracy"][0] for x in of_task if x["row"] == REFERENCE]
   out = (
       f"After SFT: {np.mean(many):.1%} of {common['evaluate.prompts']} prompts"

@@ -62,7 +62,10 @@ def _run(task, row, seed, last, tokens):
 
 def _start(seed):
   run = dict(task="calculator", row=table.START, seed=seed, environment=0)
-  return run | dict(steps=[0], tokens=[0], accuracy=[0.2])
+  # Of these prompts is the evaluation after the step that changes nothing.
+  return run | dict(
+      steps=[0, 1, 2], tokens=[0, 9, 18], accuracy=[0.9, 0.2, 0.9]
+  )
 
 
 def _result(count):
@@ -146,10 +149,10 @@ def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   count = {task: sum(bool(x.row) for x in y) for task, y in planned.items()}
   assert count == dict(arithmetic=19, countdown=19, calculator=18)
   (start,) = [x for x in planned["countdown"] if x.row == table.START]
-  assert start.fields["rl.steps"] == 0
-  assert start.fields["evaluate.prompts"] == 128
-  prompts = [x for x in start.args if x.startswith("--config.evaluate.prompts")]
-  assert prompts[-1] == "--config.evaluate.prompts=128"  # the last one counts
+  assert start.fields["rl.steps"] == 2 and start.fields["evaluate.every"] == 1
+  assert start.fields["evaluate.prompts"] == 384
+  steps = [x for x in start.args if x.startswith("--config.rl.steps")]
+  assert steps[-1] == "--config.rl.steps=2"  # the last one counts
   assert start.args[-1] == f"--workdir={start.workdir}"
   assert start.workdir.name == "start-7" and start.bases
   bases = {x.bases[0] for y in planned.values() for x in y if x.row}

@@ -149,7 +149,7 @@ def _by_task(stem: str, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
             ),
         )
         for x in data["runs"]
-        if x["task"] == task and len(x["steps"]) > 1
+        if x["task"] == task and x["row"] in {row for row, *_ in fields["rows"]}
     ]
     name = f"{stem}-{task}" if out else stem
     out[name] = data | dict(common=fields, rows=fields["rows"], runs=runs)
