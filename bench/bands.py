@@ -26,22 +26,16 @@ import numpy as np
 from bench import results, table
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.checks import checked
-from rl_reason.configs.ablations import table as ladder
+from rl_reason.configs.ablations import table as algorithms
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import bands
 
 PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
 SEEDS = 16
 EDGE = 0.002  # keeps log-odds of 0 and 1 finite
-CONFIGS = (
-    *(*ladder.ALGORITHMS, "countdown", "calculator", "guess", "lines"),
-    *(*ladder.LOSSES, "gdpo", "pass_at_k", "opo", "w_reinforce", "otb"),
-    *("deepseek_v3_2", "m2po", "scale_rl", "token_sum", "abs_kl"),
-    *("xor", "chain"),
-)
 ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json
-# Rows of the table that are the config of a task.
-TASKS = {"countdown": "countdown", "calculator": "calculator"}
+# Tasks of the table whose config is the row of DAPO.
+TASKS = ("countdown", "calculator")
 # The configs of results/band_runs.json by task. Those of the first have the
 # evaluations and the number of steps of the table; the others have their own.
 RUNS = "band_runs"
@@ -54,6 +48,10 @@ CONFIGS_BY_TASK = {
     "lines": ("lines",),
     "guess": ("guess",),
 }
+CONFIGS = (
+    *(*algorithms.ALGORITHMS, *TASKS, *algorithms.LOSSES),
+    *(*itertools.chain(*CONFIGS_BY_TASK.values()), "xor"),
+)
 
 Curves = dict[str, tuple[list[int], np.ndarray]]  # metric -> steps, [N, steps]
 
@@ -88,8 +86,12 @@ def band(values_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def of_table(config: str) -> Curves:
   """The curves of the first `SEEDS` runs in results/table.json; {} if fewer."""
-  row = "dapo" if config in TASKS else config
-  return _curves(table.NAME, TASKS.get(config, table.TASKS[0]), row)
+  return _curves(table.NAME, *_in_table(config))
+
+
+def _in_table(config: str) -> tuple[str, str]:
+  """The task and the row that a config would have in results/table.json."""
+  return (config, "dapo") if config in TASKS else (table.TASKS[0], config)
 
 
 def of_own_runs(config: str) -> Curves:
@@ -138,23 +140,9 @@ def of_parities() -> Curves:
   runs = [x for x in results.read("xor").get("runs", []) if x["name"] == "DAPO"]
   if len(runs) < SEEDS:
     return {}
-  # A step without rows was logged with a length and an entropy of 0.
   curves = {
-      metric: _known(
-          [
-              [
-                  value if length else None
-                  for value, length in zip(
-                      x["rl"][key], x["rl"]["length"], strict=True
-                  )
-              ]
-              for x in runs
-          ]
-      )
-      for key, metric in (
-          ("length", table.CURVES["length"]),
-          ("entropy", table.CURVES["entropy"]),
-      )
+      table.CURVES[key]: _known([comparison.column(x["rl"], key) for x in runs])
+      for key in ("length", "entropy")
   }
   accuracy_NS = np.array([x["mean@4"] for x in runs])
   return {bands.ACCURACY: (runs[0]["steps"], accuracy_NS)} | curves
@@ -291,11 +279,9 @@ def _against(runs: list[dict], grpo: dict[int, float]) -> list[str]:
   ends = {x["seed"]: x["accuracy"][-1] for x in runs}
   if not ends or runs[0]["task"] != table.TASKS[0]:
     return ["–", "–"]
-  mean, half = comparison.interval([100 * x for x in ends.values()])
-  gain, margin = comparison.interval(
-      [100 * (x - grpo[seed]) for seed, x in ends.items()]
-  )
-  return [f"{mean:.1f}% ± {half:.1f}", f"{gain:+.1f} ± {margin:.1f}"]
+  gains = [100 * (x - grpo[seed]) for seed, x in ends.items()]
+  shares = [100 * x for x in ends.values()]
+  return [results.mean(shares, ".1f"), results.mean(gains, "+.1f")]
 
 
 def page(result: dict) -> list[str]:
@@ -317,8 +303,8 @@ def page(result: dict) -> list[str]:
       " the last step, and points from GRPO, paired by seed, with 95% intervals"
       " (Student's t).",
       "",
-      "| config | runs of | metrics | band of the accuracy | outside | accuracy"
-      " | from GRPO |",
+      "| config | runs of | metrics | band of the accuracy | outside"
+      " | accuracy, % | from GRPO |",
       "|---|---|---|---|---|---|---|",
   ]
   grpo = {x["seed"]: x["accuracy"][-1] for x in further[table.TASKS[0], "grpo"]}
@@ -329,8 +315,7 @@ def page(result: dict) -> list[str]:
       continue
     known = bands.of(name, x)
     step, (low, high) = max(known.metrics[bands.ACCURACY].items())
-    task = TASKS.get(name, table.TASKS[0])
-    tested = further[task, "dapo" if name in TASKS else name][SEEDS:]
+    tested = further[_in_table(name)][SEEDS:]
     count = sum(_outside(known, run) for run in tested)
     left, total = left + count, total + len(tested)
     out.append(

@@ -25,7 +25,7 @@ import numpy as np
 
 from bench import clip_bandit, results
 from bench.clip_bandit import FREE, Bandit
-from rl_reason.lab import ablate, comparison
+from rl_reason.lab import ablate
 from rl_reason.monitoring import run_log
 from rl_reason.report import figures
 
@@ -448,10 +448,7 @@ def reached(
 
 def number(values: Sequence[float], digits: int = 2) -> str:
   """Mean ± half of the width of the 95% interval; '-' without a value."""
-  if not values:
-    return "-"
-  mean, half = comparison.interval(values)
-  return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
+  return results.mean(values, f".{digits}f")
 
 
 def grid(cell: Any, corner: str = "e \\ p0") -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from bench import hackable_rewards, results
 from rl_reason.evaluation.statistics import share_interval
-from rl_reason.lab import ablate
+from rl_reason.lab import ablate, comparison
 from rl_reason.monitoring import alerts, run_log
 from rl_reason.report import figures
 
@@ -246,12 +246,10 @@ BEST = "the best on the other half"
 
 def _scores(run: dict[str, Any]) -> dict[str, np.ndarray]:
   """The detectors at each step, means over the last `START` steps."""
-  curves = {k: run[k] for k in ("proxy", *KEPT)}
-  # A step without rows was once logged with a length and an entropy of 0.
-  for k in ("length", "entropy"):
-    known = zip(run[k], run["length"], strict=True)
-    curves[k] = _curve([x if length else None for x, length in known])
-  arrays = {k: np.array(x, float) for k, x in curves.items()}
+  arrays = {
+      k: np.array(_curve(comparison.column(run, k)), float)
+      for k in ("proxy", *KEPT)
+  }
   smooth = {
       k: np.array(
           [x[max(0, t - START + 1) : t + 1].mean() for t in range(len(x))]

@@ -62,13 +62,14 @@ def ranks(values_NK: np.ndarray, samples: int = RESAMPLES) -> Ranks | None:
   largest_R = scores_RD.max(1)
   mean_KK, error_KK = (x.reshape(rows, rows) for x in (mean_1D, error_1D))
   quantile = float(np.quantile(largest_R, LEVEL))
-  above_KK = mean_KK > quantile * error_KK  # the row is above the column
+  half_KK = quantile * error_KK
+  above_KK = mean_KK > half_KK  # the row is above the column
   return Ranks(
       low_K=1 + above_KK.sum(0),
       high_K=rows - above_KK.sum(1),
       quantile=quantile,
       mean_KK=mean_KK,
-      half_KK=quantile * error_KK,
+      half_KK=half_KK,
       different_KK=above_KK | above_KK.T,
   )
 

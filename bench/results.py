@@ -148,6 +148,17 @@ def row(*cells: Any) -> str:
   return f"| {' | '.join(map(str, cells))} |"
 
 
+def mean(values: Sequence[float], form: str) -> str:
+  """'mean ± half of the width of its 95% interval'; '-' without values."""
+  from rl_reason.lab import comparison  # slow: imports SciPy
+
+  if not values:
+    return "-"
+  middle, half = comparison.interval(values)
+  margin = "" if half is None else f" ± {half:{form.removeprefix('+')}}"
+  return f"{middle:{form}}{margin}"
+
+
 def spread(values: Sequence[float], form: str) -> str:
   """Returns 'mean (minimum to maximum)'."""
   low, mean, high = min(values), statistics.mean(values), max(values)

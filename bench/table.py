@@ -302,11 +302,13 @@ def complete(
   return names, [s for s in first if all(s in by_row[k] for k in names)]
 
 
-def ranked(by_row: dict[str, dict[int, float]]):
-  """Complete rows, and their `ranks.Ranks` or None."""
+def ranked(
+    by_row: dict[str, dict[int, float]],
+) -> tuple[list[str], list[int], ranks.Ranks | None]:
+  """`complete`, and the ranks of these rows on these seeds."""
   names, shared = complete(by_row)
   values_NK = np.array([[by_row[k][s] for k in names] for s in shared])
-  return names, ranks.ranks(values_NK) if shared else None
+  return names, shared, ranks.ranks(values_NK) if shared else None
 
 
 def _cells(by_row: dict[str, dict[int, float]]) -> dict[str, list[Any]]:
@@ -314,27 +316,22 @@ def _cells(by_row: dict[str, dict[int, float]]) -> dict[str, list[Any]]:
 
   A row that is not complete has the numbers of its own seeds, and no rank.
   """
-  names, found = ranked(by_row)
-  _, shared = complete(by_row)
+  names, shared, found = ranked(by_row)
   out = {}
   for name, of_row in by_row.items():
     own = shared if name in names and shared else list(of_row)
     cells = [len(own), "–", "–", "–"]
     if own:
       mean, half = comparison.interval([of_row[s] for s in own])
-      cells[1] = f"{mean:.1%}" + _half(half and 100 * half)
+      margin = "" if half is None else f" ± {100 * half:.1f}"
+      cells[1] = f"{mean:.1%}{margin}"
     if points := differences(by_row, name, own):
-      mean, half = comparison.interval(points)
-      cells[2] = f"{mean:+.1f}" + _half(half)
+      cells[2] = results.mean(points, "+.1f")
     if found is not None and name in names:
       at = names.index(name)
       cells[3] = f"{found.low_K[at]} to {found.high_K[at]}"
     out[name] = cells
   return out
-
-
-def _half(half: float | None) -> str:
-  return "" if half is None else f" ± {half:.1f}"
 
 
 def differences(
@@ -355,7 +352,7 @@ def hypotheses(result: dict) -> list[str]:
     for axis in ("steps", "tokens"):
       _, by_row = values(result, task, axis)
       old = {k: x for k, x in by_row.items() if k in algorithms.ALGORITHMS}
-      names, found = ranked(old)
+      names, _, found = ranked(old)
       if found is not None and REFERENCE in names:
         at = names.index(REFERENCE)
         out.append(
@@ -364,7 +361,7 @@ def hypotheses(result: dict) -> list[str]:
             f" {len(names)} algorithms."
         )
   for task in TASKS:
-    names, found = ranked(values(result, task, "steps")[1])
+    names, _, found = ranked(values(result, task, "steps")[1])
     losses = [x for x in algorithms.LOSSES if x in names]
     if found is None or BASE not in names or not losses:
       continue
@@ -397,8 +394,7 @@ def pairs(result: dict) -> list[str]:
     cells = []
     for key in ("accuracy", "best"):
       points = [100 * (x[key][-1] - y[key][-1]) for x, y in both]
-      mean, half = comparison.interval(points) if points else (0.0, None)
-      cells.append(f"{mean:+.1f}" + _half(half))
+      cells.append(results.mean(points, "+.1f"))
     if both:
       out.append(results.row(row, other, *cells, len(both)))
   if not out:

@@ -145,8 +145,8 @@ def page(result: dict) -> list[str]:
 
   def row(label: str, of_row: list[dict], at: int) -> None:
     cells = [seeds.spread([x[k][at] for x in of_row]) for k in COLUMNS]
-    for name, digits in (("length", 1), ("tokens", 0)):
-      cells.append(_interval([x[name][at] for x in of_row], digits))
+    for name, form in (("length", ".1f"), ("tokens", ",.0f")):
+      cells.append(results.mean([x[name][at] for x in of_row], form))
     out.append(results.row(label, *cells, len(of_row)))
 
   row("after SFT, before RL", list(of_dapo.values()), 0)
@@ -174,7 +174,8 @@ def page(result: dict) -> list[str]:
         if b["tokens"][-1]
     ]
     if pairs:
-      cells = difference(ends), f"{min(ends):+.1f}", difference(cuts)
+      end, cut = (results.mean(x, "+.1f") for x in (ends, cuts))
+      cells = end, f"{min(ends):+.1f}", cut
       out.append(results.row(name, *cells, len(pairs)))
   out += _ladder(found)
   out += _by_seed(found, of_dapo) + _by_step(list(of_dapo.values()))
@@ -192,20 +193,6 @@ def page(result: dict) -> list[str]:
 def at_tokens(run: dict, tokens: float) -> float:
   """mean@4 of a run after so many generated tokens."""
   return float(np.interp(tokens, run["tokens"], run["mean@4"]))
-
-
-def difference(points: list[float]) -> str:
-  """A mean with its sign and interval; '-' without numbers."""
-  return _interval(points, 1, "+")
-
-
-def _interval(values: list[float], digits: int, sign: str = "") -> str:
-  """A mean with its interval; '-' without numbers."""
-  if not values:
-    return "-"
-  mean, half = comparison.interval(values)
-  margin = "" if half is None else f" ± {half:,.{digits}f}"
-  return f"{mean:{sign},.{digits}f}{margin}"
 
 
 def _ladder(found: list[dict]) -> list[str]:
@@ -243,9 +230,9 @@ def _ladder(found: list[dict]) -> list[str]:
       mean, half = comparison.interval(gains)
       sign = "reproduced" if mean > half else "not reproduced"
       cells = [
-          f"{mean:+.1f} ± {half:.1f}",
+          results.mean(gains, "+.1f"),
           "opposite" if -mean > half else sign,
-          difference(equal),
+          results.mean(equal, "+.1f"),
       ]
     if at:
       label = name if name != "DAPO" else "+ dynamic sampling, dual clip (DAPO)"
@@ -285,17 +272,11 @@ def _by_step(of_row: list[dict]) -> list[str]:
   for step in (1, *range(5, steps + 1, 5)):
     cells = []
     for name, (factor, digits) in SHOWN.items():
-      numbers = [
-          x["rl"][name][step - 1] for x in of_row if _rows(x, name, step)
-      ]
-      cells.append(_interval([factor * x for x in numbers], digits))
+      found = [comparison.column(x["rl"], name)[step - 1] for x in of_row]
+      numbers = [factor * x for x in found if x is not None]
+      cells.append(results.mean(numbers, f".{digits}f"))
     out.append(results.row(step, *cells))
   return out
-
-
-def _rows(run: dict, name: str, step: int) -> bool:
-  """Whether a metric is known: a batch without rows has no length."""
-  return name in ("accuracy", "written") or bool(run["rl"]["length"][step - 1])
 
 
 def figure(result: dict) -> dict:

@@ -326,7 +326,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       if flags.power is not None:
         from rl_reason.lab import power
 
-        found = power.known(out.parent, name, _task(c))
+        found = _deviations(c, out.parent, name)
         print(power.report(*found, len(c.seeds), flags.power))
         return 0
       data, code = _run(c, flags, argv, name, out, child)
@@ -348,12 +348,15 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   return code
 
 
-def _task(c) -> Any:
-  """The task of an ablation, for `power`."""
+def _deviations(
+    c, folder: pathlib.Path, name: str
+) -> tuple[str, dict[str, tuple[float, int]]]:
+  """What `power.known` says of an ablation."""
   from rl_reason.lab import power
 
-  data = dict(rows=c.rows, reference=c.reference)
-  return power.task_of(data | dict(common=config_lib.flat(c.common)))
+  own = dict(rows=c.rows, reference=c.reference)
+  own["common"] = config_lib.flat(c.common)
+  return power.known(folder, name, power.task_of(own))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -379,8 +382,8 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
 
   from rl_reason.lab import comparison, power  # slow: after the config's check
 
-  known_power = power.known(out.parent, name, _task(c))
-  for line in power.lines(*known_power, len(c.seeds)):
+  deviations = _deviations(c, out.parent, name)
+  for line in power.lines(*deviations, len(c.seeds)):
     jobs.say(line)
   ended: dict[str, str] = {}
   kept = comparison.kept(c, out) if flags.keep_data else {}

@@ -77,10 +77,8 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
             top=min(1, math.ceil(10 * highest) / 10),
         )
     )
-  blocks, about = [], ""
-  blocks.append(
-      figures.block(panels, columns=columns, height=1 + 2.2 / columns)
-  )
+  height, about = 1 + 2.2 / columns, ""
+  blocks = [figures.block(panels, columns=columns, height=height)]
   if others and len(others) <= MOST and (small := _measures(data, others)):
     blocks.append(figures.block(small, columns=len(others), height=1.25))
     about = "\nSmall: measures in training, mean over seeds"
@@ -136,9 +134,9 @@ def _means(data: dict[str, Any], row: str, name: str) -> dict[str, Any]:
   values: dict[int, list[float]] = {}
   for run in data["runs"]:
     if run["row"] == row and run["rl"].get(name):
-      empty = comparison.unknown(run, name)
-      for step, y in zip(run["rl"]["step"], run["rl"][name], strict=True):
-        if y is not None and step not in empty:
+      column = comparison.column(run["rl"], name)
+      for step, y in zip(run["rl"]["step"], column, strict=True):
+        if y is not None:
           values.setdefault(step, []).append(y)
   steps = sorted(values)
   return figures.series(row, steps, [float(np.mean(values[x])) for x in steps])

@@ -207,26 +207,26 @@ def value_at(
   range. Measures of RL (stage 'rl', axis 'step') are means over the last
   quarter of the steps up to `at`.
   """
-  pairs = zip(run[stage][axis], run[stage][name], strict=True)
+  pairs = zip(run[stage][axis], column(run[stage], name), strict=True)
   known = [(x, y) for x, y in pairs if x is not None and y is not None]
   if stage == "rl":
-    empty = unknown(run, name)
-    known = [(x, y) for x, y in known if 0.75 * at < x <= at and x not in empty]
+    known = [(x, y) for x, y in known if 0.75 * at < x <= at]
   if not known:
     return None
   x_S, y_S = np.array(known, float).T
   return float(y_S.mean() if stage == "rl" else np.interp(at, x_S, y_S))
 
 
-def unknown(run: dict[str, Any], name: str) -> set[int]:
-  """Steps of RL in which a measure has a number, and yet is unknown.
+def column(columns: Mapping[str, Any], name: str) -> list[float | None]:
+  """A measure by step; None where it is unknown.
 
   Earlier versions logged a length and an entropy of 0 for a step without rows.
   """
-  if name not in ("length", "entropy"):
-    return set()
-  lengths = zip(run["rl"]["step"], run["rl"].get("length", ()), strict=False)
-  return {step for step, length in lengths if length == 0}
+  values, lengths = columns[name], columns.get("length")
+  if name not in ("length", "entropy") or lengths is None:
+    return values
+  pairs = zip(values, lengths, strict=True)
+  return [None if length == 0 else x for x, length in pairs]
 
 
 def ends(data: dict[str, Any]) -> dict[str, float]:

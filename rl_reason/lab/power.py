@@ -110,18 +110,20 @@ def known(
   Returns:
     where they are from; and by row, for instance 'clip_sweep: 0.4'.
   """
-  found, same, files = {}, {}, {}
+  studies, files = {}, {}
   for path in sorted(folder.glob("*.json")):
     data = json.loads(path.read_text())
     if not (isinstance(data, dict) and {"reference", "runs"} <= data.keys()):
       continue
-    for stem, one in _by_task(path.stem, data).items():
-      if of_rows := deviations(one):
-        found[stem], files[stem] = of_rows, path
-        if task is not None and task == task_of(one):
-          same[stem] = of_rows
-  if name in found:
-    return str(files[name]), found[name]
+    of_path = _by_task(path.stem, data)
+    studies |= of_path
+    files |= dict.fromkeys(of_path, path)
+  if name in studies and (own := deviations(studies[name])):
+    return str(files[name]), own
+  found = {k: rows for k, x in studies.items() if (rows := deviations(x))}
+  same = {}
+  if task is not None:
+    same = {k: x for k, x in found.items() if task_of(studies[k]) == task}
   pooled = {
       f"{stem}: {row}": x
       for stem, rows in (same or found).items()
