@@ -197,9 +197,6 @@ def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
 
 def make(given: argparse.Namespace) -> int:
   """Makes the runs that are missing, seed by seed; returns the exit code."""
-  known = {START, *(row for task in TASKS for row in rows(task))}
-  for row in given.rows or ():
-    ablate.require("--rows", row, sorted(known))
   stop, failed = jobs.stop_on_signals(), []
   for number, seed in enumerate(seeds()[: given.seeds], 1):
     planned = {x: y for x, y in plan(seed).items() if x in given.tasks}
@@ -583,7 +580,14 @@ def main() -> int:
   flag("--jobs", type=int, default=2, help="runs at a time")
   flag("--seeds", type=int, default=len(seeds()), help="only the first ones")
   flag("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
-  flag("--rows", nargs="+", help=f"only these; {START}: SFT models")
+  known = sorted({START, *(row for task in TASKS for row in rows(task))})
+  flag(
+      "--rows",
+      nargs="+",
+      choices=known,
+      metavar="ROW",
+      help=f"only these; {START}: SFT models",
+  )
   given = parser.parse_args()
   if not (given.table or given.collect):
     return make(given)
