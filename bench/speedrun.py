@@ -10,7 +10,7 @@ Each run is one process on two cores, with an empty cache of compiled programs.
 Finished runs are kept in runs/speedrun/NAME, so an interrupted command goes on
 where it was; --again makes all of them again. A record is appended to
 results/speedrun.json if it breaks no rule. It is preliminary if runs are
-missing, or if other processes were busy.
+missing, or if other processes were busy. Only Linux can say the latter.
 """
 
 import json
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 from bench import results
@@ -30,6 +31,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.checks import checked
 from rl_reason.lab import ablate, comparison
 from rl_reason.monitoring import run_log
+from rl_reason.report import machine
 
 NAME = "speedrun"
 # Not those of "speedrun", which were run with an earlier config.
@@ -47,36 +49,55 @@ REFERENCE = 500.0  # GFLOP/s of `PRODUCT` on the machine that seconds scale to
 # What every run has in common with configs/dapo.py. All other fields, own
 # functions and the environment variables of XLA are free.
 FIXED = (
-    *("task.name", "task.difficulties", "tokenizer"),
-    *("model.path", "sft.reuse", "sft.samples", "sft.mixture"),
-    *("sft.habits.steps", "sft.habits.schedule", "sft.habits.mixture"),
-    *("critic.reuse", "critic.path"),
-    *("evaluate.prompts", "evaluate.mean_of", "evaluate.temperature"),
-    "evaluate.top_p",
+    # Rule 1: the task, and no other data or models.
+    *("task.name", "task.difficulties", "environment.name", "tokenizer"),
+    *("data.train", "data.evaluate", "streams.sft", "streams.text", "phases"),
+    *("model.path", "rl.init", "critic.path", "critic.reuse"),
+    *("reward_model.init", "kl.reference", "kl.server.model"),
+    *("rollout.engine.name", "rollout.replay_from", "sft.reuse", "sft.samples"),
+    # Rule 2: what SFT shows in the end.
+    *("sft.mixture", "sft.habits.steps", "sft.habits.schedule"),
+    "sft.habits.mixture",
+    # Rule 3: the evaluation.
+    *("evaluate.prompts", "evaluate.mean_of", "evaluate.sampling"),
+    *("evaluate.temperature", "evaluate.top_p", "evaluate.top_k"),
+    *("evaluate.min_p", "evaluate.repetition_penalty", "evaluate.perturb"),
+    "evaluate.tasks",
+)
+_FIELDS = textwrap.fill(
+    ", ".join(f"`{x}`" for x in FIXED) + ". Everything else is free: model,"
+    " precision, batches, optimizer, algorithm, own functions, flags of XLA.",
+    width=80,
+    initial_indent="   ",
+    subsequent_indent="   ",
+    break_long_words=False,
+    break_on_hyphens=False,
 )
 RULES = f"""
 1. The task is the built-in arithmetic of `configs/dapo.py` with its held-out
    problems. The model starts from random parameters and sees nothing but
    demonstrations and problems of the task.
 2. SFT ends with the habits of `configs/dapo.py`. The held-out accuracy before
-   RL is at most {BEFORE:.0%}, so that RL has to do the rest. These fields are
-   as in `configs/dapo.py`:
-   {", ".join(f"`{x}`" for x in FIXED)}. Everything else is free: model,
-   precision, batches, optimizer, algorithm, own functions, flags of XLA.
+   RL is at most {BEFORE:.0%}, so that RL has to do the rest. For all three of
+   these rules, these fields are as in `configs/dapo.py`:
+{_FIELDS}
 3. Held-out accuracy is the mean of 4 samples at temperature 1 on 1,000
    problems, by the evaluation at the end of the run. Held-out problems choose
    nothing: neither a checkpoint nor the end of the run.
 4. {len(SEEDS)} seeds, fixed by a hash: {", ".join(map(str, SEEDS))}.
    Their mean, less half of its 95% interval (Student's t), is at least
-   {GOAL:.0%}. All runs are of one commit, without edits.
+   {GOAL:.0%}. All runs are of one commit, without edits, which has the config
+   and all own functions.
 5. Time is the wall time of the process, from its start to its exit: imports,
    compilation with an empty cache, SFT, RL, evaluations, checkpoints and the
-   report. The machine has an installed package and {CORES} CPU cores, and no
-   accelerator. During a run all other processes use at most {QUIET} cores.
+   report. The machine runs Linux and has an installed package, {CORES} CPU
+   cores and no accelerator. During a run all other processes use at most
+   {QUIET} cores.
 6. The time of a record is the mean over its seeds. Times of different machines
    are compared after scaling: seconds x G / {REFERENCE:.0f}, where G is the
    rate of a matrix product (1024 x 1024 float32 by XLA on the same {CORES}
-   cores, the best of 50) in GFLOP/s, measured before each run.
+   cores, the best of 50) in GFLOP/s, measured before each run, without the
+   flags of the run.
 """
 PRODUCT = """
 import time, jax
@@ -105,10 +126,12 @@ def _pin() -> None:
 
 
 def product() -> float:
-  """GFLOP/s of the fixed matrix product."""
+  """GFLOP/s of the fixed matrix product, whatever flags a run has."""
+  free = ("XLA_", "JAX_", "OMP_")
+  environ = {k: x for k, x in os.environ.items() if not k.startswith(free)}
   out = subprocess.run(
       [sys.executable, "-c", PRODUCT],
-      env=os.environ | dict(JAX_PLATFORMS="cpu"),
+      env=environ | dict(JAX_PLATFORMS="cpu"),
       preexec_fn=_pin,
       check=True,
       capture_output=True,
@@ -138,14 +161,18 @@ def run(place: pathlib.Path, args: list[str], variables: dict, seed: int):
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun, machine = time.monotonic(), machine_seconds()
     with (place / "output.txt").open("w") as out:
-      subprocess.run(
+      done = subprocess.run(
           [sys.executable, *words],
           cwd=results.ROOT,
           env=environ,
           preexec_fn=_pin,
-          check=True,
           stdout=out,
           stderr=subprocess.STDOUT,
+      )
+    if done.returncode:
+      raise SystemExit(
+          f"seed {seed}: the run ended with exit code {done.returncode}; see"
+          f" {place / 'output.txt'}"
       )
     seconds = time.monotonic() - begun
     machine = machine_seconds() - machine
@@ -174,6 +201,12 @@ def record(given) -> dict:
   variables = dict(XLA_FLAGS=given.xla_flags)
   c, _ = checked.checked(given.config, _fields(given.override))
   folder = results.RUNS / NAME / re.sub(r"\W+", "-", given.name)
+  what = dict(
+      command=" ".join(
+          [*(f"{k}='{v}'" for k, v in variables.items()), "python", *args]
+      ),
+      config=_different(config_lib.flat(c)),
+  )
   found = []
   for seed in SEEDS[: given.seeds]:
     path = folder / str(seed) / "result.json"
@@ -181,8 +214,14 @@ def record(given) -> dict:
       continue
     if given.again or not path.exists():
       one = run(path.parent, args, variables, seed)
-      path.write_text(json.dumps(one))
-    found.append(json.loads(path.read_text()))
+      path.write_text(json.dumps(one | what))
+    one = json.loads(path.read_text())
+    if (of_run := {k: one.pop(k) for k in what}) != what:
+      raise SystemExit(
+          f"{path}: is of {of_run['command']} with {of_run['config']}; --again"
+          " makes all runs of this name again, and another --name keeps them"
+      )
+    found.append(one)
     shown = "{seed}: {seconds} s, {cpu_seconds} CPU s, {after:.1%}, "
     print((shown + "others {others}").format(**found[-1]), flush=True)
   if not found:
@@ -191,10 +230,7 @@ def record(given) -> dict:
   return dict(
       name=given.name,
       date=time.strftime("%Y-%m-%d", time.gmtime()),
-      command=" ".join(
-          [*(f"{k}='{v}'" for k, v in variables.items()), "python", *args]
-      ),
-      config=_different(config_lib.flat(c)),
+      **what,
       commits=sorted({str(x["git commit"]) for x in environments}),
       environment=environments[-1],
       runs=found,
@@ -212,6 +248,28 @@ def _different(flat: dict) -> dict:
   default = config_lib.flat(checked.checked("configs/dapo.py", {})[0])
   found = {k: x for k, x in flat.items() if x != default.get(k)}
   return json.loads(json.dumps(found))
+
+
+def require_commit(config: str) -> None:
+  """Refuses edits, a config or functions that no commit has (rule 4)."""
+  git = ["git", "-C", str(results.ROOT), "ls-files"]
+
+  def files(*args: str) -> list[str]:
+    done = subprocess.run([*git, *args], capture_output=True, text=True)
+    return done.stdout.split()
+
+  path = config.partition(":")[0]
+  found = files("--others", "--exclude-standard", "*.py")
+  if not files("--", path):
+    found.append(path)
+  if "-dirty" in str(machine.commit(results.ROOT / "rl_reason")):
+    found.append("edits of committed files")
+  if found:
+    raise SystemExit(
+        f"not part of a commit: {', '.join(sorted(set(found)))}; a record names"
+        " the commit of all its code, so commit or remove these first (a branch"
+        " of your own is enough)"
+    )
 
 
 # --- rules -------------------------------------------------------------------
@@ -290,8 +348,19 @@ def measure(given) -> dict:
     raise SystemExit(int(any(found.values())))
   if not given.name:
     raise SystemExit("--name is the name of the record")
+  if not hasattr(os, "sched_setaffinity"):
+    raise SystemExit("the speedrun needs Linux, which pins runs to cores")
+  if not given.collect:
+    require_commit(given.config)
   one = record(given)
-  if lines := faults(one):
+  lines = faults(one)
+  same = [x for x in records if x["name"] == one["name"]]
+  if preliminary(one) and any(not preliminary(x) for x in same):
+    lines.append(
+        f"{one['name']!r} has a complete record, which a preliminary one does"
+        " not replace: choose another --name"
+    )
+  if lines:
     raise SystemExit("no record: " + "; ".join(lines))
   records = [x for x in records if x["name"] != one["name"]]
   return dict(records=[*records, one], environment=one["environment"])
@@ -302,10 +371,13 @@ def page(result: dict) -> list[str]:
   out = [
       "# Speedrun: from random parameters to 95% held out",
       "",
-      "How fast does a laptop learn to reason? Beat a record with a config, a"
-      " function or a faster program of your own. This command makes 16 runs,"
-      " checks the rules and appends a record to `results/speedrun.json`;"
-      " `--check` checks all records:",
+      "How fast do two CPU cores train the default task, from random parameters"
+      " to 95% held-out accuracy? SFT on the skill is part of the time; the"
+      " habits of rule 2 then spoil the skill, and RL has to repair it. Beat a"
+      " record with a config, a function or a faster program of your own:"
+      " commit the files, and this command makes 16 runs, checks the rules and"
+      " appends a record to `results/speedrun.json`; `--check` checks all"
+      " records:",
       "",
       "    python -m bench.speedrun --name='what is new' --config=my_run.py",
       "    python -m bench.speedrun --check",

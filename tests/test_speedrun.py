@@ -1,6 +1,7 @@
 """The speedrun: its rules, its records, and the config that it runs."""
 
 import copy
+import subprocess
 import types
 
 import pytest
@@ -48,7 +49,9 @@ def test_the_records_of_the_ledger_break_no_rule():
         (lambda x: x["runs"].append(x["runs"].pop(0)), "in this order"),
         (lambda x: x["runs"][0].update(seed=1), "in this order"),
         (lambda x: x["config"].update({"model.path": "m"}), "model.path"),
+        (lambda x: x["config"].update({"rl.init": "run"}), "rl.init"),
         (lambda x: x["config"].update({"evaluate.mean_of": 1}), "mean_of"),
+        (lambda x: x["config"].update({"evaluate.top_k": 1}), "top_k"),
         (lambda x: x["commits"].append("1"), "one, without edits"),
         (lambda x: x.update(commits=["0-dirty"]), "one, without edits"),
         (lambda x: x["environment"].update(backend="gpu"), "backend gpu"),
@@ -76,14 +79,92 @@ def test_preliminary_records_hold_no_place(record):
   assert order == ["slow machine", "new", "busy", "few"]
 
 
+def test_the_rate_of_the_machine_is_that_without_flags(monkeypatch):
+  """Flags of a run would change the ratio that its seconds are scaled with."""
+  monkeypatch.setenv("XLA_FLAGS", speedrun.FLAGS)
+  monkeypatch.setenv("OMP_NUM_THREADS", "1")
+  seen = {}
+
+  def process(*_, env, **__):
+    seen.update(env)
+    return types.SimpleNamespace(stdout="500.04\n")
+
+  monkeypatch.setattr(speedrun.subprocess, "run", process)
+  assert speedrun.product() == 500.0
+  assert not {"XLA_FLAGS", "OMP_NUM_THREADS"} & set(seen)
+  assert seen["JAX_PLATFORMS"] == "cpu" and "PATH" in seen
+
+
+def _given(**changes):
+  """Flags of the command."""
+  given = dict(name="new", config="configs/speedrun.py", override=[], seeds=1)
+  given |= dict(xla_flags="", again=False, collect=False, check=False)
+  return types.SimpleNamespace(**given | changes)
+
+
+def test_a_finished_run_counts_for_its_own_command(monkeypatch, tmp_path):
+  monkeypatch.setattr(results, "RUNS", tmp_path)
+  made = []
+
+  def run(place, args, *_):
+    place.mkdir(parents=True, exist_ok=True)
+    made.append(args)
+    one = dict(seed=speedrun.SEEDS[0], seconds=1, cpu_seconds=1, after=1.0)
+    return one | dict(others=0.0, environment={"git commit": "0"})
+
+  monkeypatch.setattr(speedrun, "run", run)
+  first = speedrun.record(_given())
+  assert first == speedrun.record(_given()) and len(made) == 1
+  assert "command" not in first["runs"][0]
+  other = ["--config.rl.steps=7"]
+  with pytest.raises(SystemExit, match="result.json: is of"):
+    speedrun.record(_given(override=other))
+  with pytest.raises(SystemExit, match="another --name keeps them"):
+    speedrun.record(_given(xla_flags="--flag"))
+  found = speedrun.record(_given(override=other, again=True))
+  assert found["config"]["rl.steps"] == 7 and len(made) == 2
+
+
+def test_code_without_a_commit_makes_no_record(monkeypatch, tmp_path):
+  """A config, own functions next to it, and edits."""
+  monkeypatch.setattr(results, "ROOT", tmp_path)
+  (tmp_path / "rl_reason").mkdir()
+  (tmp_path / "rl_reason" / "__init__.py").write_text("")
+  (tmp_path / "mine.py").write_text("1")
+
+  def git(*args):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, *args], cwd=tmp_path, check=True)
+
+  git("init", "-q")
+  git("add", "rl_reason")
+  git("commit", "-qm", "package")
+  with pytest.raises(SystemExit, match="commit: mine.py; a record"):
+    speedrun.require_commit("mine.py:variant")
+  with pytest.raises(SystemExit, match="commit: /elsewhere.py, mine.py;"):
+    speedrun.require_commit("/elsewhere.py")
+  git("add", "mine.py")
+  git("commit", "-qm", "config")
+  speedrun.require_commit("mine.py:variant")
+  (tmp_path / "mine.py").write_text("2")
+  with pytest.raises(SystemExit, match="edits of committed files"):
+    speedrun.require_commit("mine.py:variant")
+
+
 def test_a_record_is_appended_or_refused(record, monkeypatch, tmp_path):
   """A name stands for one record; a fault leaves the ledger as it was."""
   monkeypatch.setattr(results, "RESULTS", tmp_path)
+  monkeypatch.setattr(speedrun, "require_commit", lambda _: None)
   old = copy.deepcopy(record) | dict(name="old")
   results.write_data("speedrun", dict(records=[old, record | dict(date="")]))
   monkeypatch.setattr(speedrun, "record", lambda _: record)
-  given = types.SimpleNamespace(check=False, name="new")
+  given = _given()
   assert speedrun.measure(given)["records"] == [old, record]
+  few = record | dict(runs=record["runs"][:3])
+  monkeypatch.setattr(speedrun, "record", lambda _: few)
+  with pytest.raises(SystemExit, match="'new' has a complete record"):
+    speedrun.measure(given)
+  monkeypatch.setattr(speedrun, "record", lambda _: record)
   record["runs"][0]["after"] = 0.5
   with pytest.raises(SystemExit, match="no record: .* is less than 95%"):
     speedrun.measure(given)
