@@ -80,7 +80,10 @@ def test_a_changed_record_is_named(finished, tmp_path):
   at = [i for i, x in enumerate(lines) if json.loads(x)["stage"] == "rl"][1]
   changed = json.loads(lines[at]) | {"actor/grad_norm": 7.0}
   edited = [*lines[:at], json.dumps(changed)]
-  for name, left in (("edited", edited), ("short", lines[:at])):
+  del changed["actor/grad_norm"]
+  less = [*lines[:at], json.dumps(changed)]
+  several = (("edited", edited), ("short", lines[:at]), ("less", less))
+  for name, left in several:
     (tmp_path / name).mkdir()
     (tmp_path / name / "metrics.jsonl").write_text("\n".join(left) + "\n")
   found = replay_record.compare(tmp_path / "edited", finished, 0, 2)
@@ -92,6 +95,34 @@ def test_a_changed_record_is_named(finished, tmp_path):
   found = replay_record.compare(tmp_path / "short", finished, 0, 2)
   assert found["equal"] is None
   assert "has not logged step 2" in replay_record.verdict(found, 2)
+  # What was not rebuilt is not equal.
+  found = replay_record.compare(finished, tmp_path / "less", 0, 2)
+  lost = dict(step=2, metric="actor/grad_norm", rebuilt=None)
+  lost["recorded"] = json.loads(lines[at])["actor/grad_norm"]
+  assert lost in found["differences"] and not found["equal"]
+  found = replay_record.compare(finished, tmp_path / "short", 0, 2)
+  assert lost in found["differences"] and not found["equal"]
+
+
+def test_the_policy_after_a_step_is_compared(finished, tmp_path):
+  """A run logs the digest of the policy that samples in the step after."""
+  logged = {"rollout/policy_version": 2, "rollout/policy_digest": 7}
+  lines = [
+      json.loads(x)
+      for x in (finished / "metrics.jsonl").read_text().split("\n")[:-1]
+  ]
+  (third,) = [x for x in lines if (x["stage"], x["step"]) == ("rl", 3)]
+  third |= logged
+  text = "".join(json.dumps(x) + "\n" for x in lines)
+  (tmp_path / "metrics.jsonl").write_text(text)
+  found = replay_record.compare(tmp_path, finished, 0, 2, digest=7)
+  assert found["equal"] and found["parameters"]
+  assert "and the policy after the step" in replay_record.verdict(found, 2)
+  found = replay_record.compare(tmp_path, finished, 0, 2, digest=8)
+  text = replay_record.verdict(found, 2)
+  assert not found["equal"] and "digest of the policy after the step" in text
+  found = replay_record.compare(finished, finished, 0, 3, digest=8)
+  assert found["equal"] and not found["parameters"], "no step came after it"
 
 
 @pytest.mark.parametrize(

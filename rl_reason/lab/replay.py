@@ -121,7 +121,9 @@ def run(
     start = _start(own, copy, step, parts)
     rl.train(own, *start, rollout_engine=rollout_engine, replay=watch, **parts)
     assert watch.found and watch.row_of  # or there is an error
-    same = replay_record.compare(workdir, copy.place, copy.step or 0, step)
+    same = replay_record.compare(
+        workdir, copy.place, copy.step or 0, step, watch.digest
+    )
   command = f"python -m rl_reason.main --workdir={shlex.quote(str(workdir))}"
   command += f" --stage=replay --step={step}"
   for name, x in changes.items():
@@ -377,6 +379,7 @@ class Watch:
   Attributes:
     found: what the step was; None before.
     row_of: prompt id -> its row of the data; None before.
+    digest: of the policy after the step; None before.
   """
 
   def __init__(
@@ -391,6 +394,7 @@ class Watch:
   ):
     self.found: Found | None = None
     self.row_of: Callable[[int], Row] | None = None
+    self.digest: int | None = None
     self._own, self._other, self._step = own, other, step
     self._place, self._model, self._output = place, model, output
 
@@ -401,10 +405,12 @@ class Watch:
     """
 
     def goes_on(state: Any, params: Tree) -> bool:
-      del params
       logger.flush()
       stage.check_stop()
-      return state.step < self._step
+      if state.step < self._step:
+        return True
+      self.digest = state.certificate.digest(params)
+      return False
 
     return goes_on
 

@@ -19,14 +19,19 @@ OF_MACHINE = ("timing_s/", "perf/")
 OF_BATCH = ("perf/pack_fill",)  # though it begins like the former
 TOKENS, RATIOS, GROUPS = 20, 10, 8  # in the tables
 # What `machine.describe` says without an influence on numbers.
-IDLE = ("model commit", "cpu count", "git commit", "platform")
+IDLE = ("model commit", "cpu count", "platform")
+DIGEST, VERSION = "rollout/policy_digest", "rollout/policy_version"
 
 
 # --- the record of the run ----------------------------------------------------
 
 
 def compare(
-    workdir: pathlib.Path, copy: pathlib.Path, first: int, last: int
+    workdir: pathlib.Path,
+    copy: pathlib.Path,
+    first: int,
+    last: int,
+    digest: int | None = None,
 ) -> dict[str, Any]:
   """Compares steps that were executed again with what the run has logged.
 
@@ -35,33 +40,48 @@ def compare(
     copy: the work directory where the steps were executed again.
     first: the step of the checkpoint.
     last: the step that is replayed.
+    digest: of the policy after that step, by `Certificate.digest`.
 
   Returns:
     equal: True, False, or None if the run has not logged the last step;
     metrics and responses: the numbers of values and of responses that were
-    compared; differences: step, metric, recorded and rebuilt value, the
-    earliest step first; reasons: what has changed since, by name.
+    compared; parameters: whether the policy after the step was compared, too;
+    differences: step, metric, recorded and rebuilt value (None: not logged),
+    the earliest step first; reasons: what has changed since, by name.
   """
   there, here = (_of_steps(x, first, last) for x in (workdir, copy))
-  differences, count = [], 0
-  for step in sorted(there):
-    names = sorted({*there[step]} & {*here.get(step, {})})
-    count += len(names)
-    differences += [
-        dict(
-            step=step,
-            metric=name,
-            recorded=there[step][name],
-            rebuilt=here[step][name],
-        )
-        for name in names
-        if there[step][name] != here[step][name]
-    ]
+  differences = [
+      dict(
+          step=step,
+          metric=name,
+          recorded=value,
+          rebuilt=here.get(step, {}).get(name),
+      )
+      for step in sorted(there)
+      for name, value in sorted(there[step].items())
+      if value != here.get(step, {}).get(name)
+  ]
   responses, others = _compare_samples(workdir, copy, first, last)
   differences += others
+  # The run says with which parameters it sampled after the step.
+  sampled = [
+      line[DIGEST]
+      for line in run_log.read_metrics(workdir)
+      if line["stage"] == "rl" and line.get(VERSION) == last and DIGEST in line
+  ]
+  if sampled and sampled[-1] != digest:
+    differences.append(
+        dict(
+            step=last,
+            metric="digest of the policy after the step",
+            recorded=sampled[-1],
+            rebuilt=digest,
+        )
+    )
   return dict(
       equal=not differences if last in there else None,
-      metrics=count,
+      metrics=sum(map(len, there.values())),
+      parameters=bool(sampled),
       responses=responses,
       differences=sorted(differences, key=lambda x: x["step"]),
       reasons=_reasons(workdir) if differences else {},
@@ -128,6 +148,8 @@ def verdict(recorded: dict[str, Any], step: int) -> str:
   if recorded["equal"] is None and not recorded["differences"]:
     return f"the run has not logged step {step}: nothing to compare it with"
   counts = f"{recorded['metrics']} metrics, {recorded['responses']} responses"
+  if recorded["parameters"]:
+    counts += ", and the policy after the step"
   if recorded["equal"]:
     return f"equal to the record of the run, to the bit: {counts}"
   first, *others = recorded["differences"]

@@ -127,6 +127,10 @@ class Certificate:
     gap = np.abs(sampler_BT - trainer_BT)[mask_BT & known_BT & real_B[:, None]]
     return {"rollout/logp_gap_mean": gap.mean()} if gap.size else {}
 
+  def digest(self, params: Tree) -> Any:
+    """`rollout/policy_digest` of a step that samples with these parameters."""
+    return _digest(checksums.host_sums(checksums.on_device(params, self._make)))
+
   def host(self) -> dict[str, checksums.Sums]:
     """The checksums that are known, as JSON."""
     return {str(step): self._sums(step) for step in self._meant}
