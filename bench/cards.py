@@ -20,7 +20,8 @@ from rl_reason.checks import config_files
 from rl_reason.report import rendering
 
 NAME = "surrogates"
-# Text of each card, and the ends and the step of the slider of each keyword.
+# Text of each card, the ends and the step of the slider of each keyword, and,
+# where the loss depends on it, the token's probability before the update.
 CARDS: dict[str, dict[str, Any]] = {
     "ppo": dict(
         formula="L = -min(r A, clip(r, 1 - low, 1 + high) A); with a dual clip"
@@ -48,6 +49,7 @@ CARDS: dict[str, dict[str, Any]] = {
         " policy: the gradient does not depend on the ratio. It is the policy"
         " gradient only on-policy, with one optimizer step a rollout.",
         sliders={},
+        p_old=0.05,
         window="0 to 3",
     ),
     "gspo": dict(
@@ -71,6 +73,7 @@ CARDS: dict[str, dict[str, Any]] = {
         " bounds, which PPO drops from the update. Nothing stops a token that"
         " has moved far; the weight only stops growing.",
         sliders=dict(clip_low=(0, 1, 0.01), clip_high=(0, 9, 0.05)),
+        p_old=0.05,
         window="0 to 12",
     ),
 }
@@ -78,11 +81,12 @@ CARDS |= {
     "sapo": dict(
         formula="L = -4 / tau sigmoid(tau (r - 1)) A",
         source="SAPO, arXiv:2511.20347",
-        why="The gate has no edge: the gradient is that of -r A at r = 1 and"
-        " falls smoothly on both sides, so that a token which has moved the"
-        " wrong way also loses weight. A larger tau narrows the gate; the one"
-        " of A < 0 is slightly larger, because these gradients raise all other"
-        " tokens of the vocabulary.",
+        why="The gate has no edge: at r = 1 the gradient is that of -r A, and"
+        " the factor between the two falls smoothly on both sides, so that a"
+        " token which has moved the wrong way also loses weight. The derivative"
+        " by log p, r times this factor, is largest near r = 2 at tau = 1. A"
+        " larger tau narrows the gate; the one of A < 0 is slightly larger,"
+        " because these gradients raise all other tokens of the vocabulary.",
         sliders=dict(tau_positive=(0.1, 5, 0.05), tau_negative=(0.1, 5, 0.05)),
         window="0 to 3",
     ),
@@ -103,13 +107,14 @@ CARDS |= {
         source="DPPO (Binary-TV), arXiv:2602.04879",
         why="The mask looks at the change of the probability and not at its"
         " ratio: a rare token may become many times as probable, and a frequent"
-        " one is stopped earlier than by PPO. At a probability of .5 before the"
-        " update, as on this card, a bound of .2 stops at r = 1.4 and r = .6.",
+        " one is stopped earlier than by PPO. At p_old = .5, bounds of .2 stop"
+        " at r = 1.4 and r = .6; at p_old = .05, only at r = 5.",
         sliders=dict(
             change_low=(0, 1, 0.01),
             change_high=(0, 1, 0.01),
             ratio_max=(1, 20, 0.5),
         ),
+        p_old=0.5,
         window="0 to 3",
     ),
     "vespo": dict(
@@ -126,6 +131,7 @@ CARDS |= {
             k_negative=(0, 6, 0.1),
             lam_negative=(0, 6, 0.1),
         ),
+        p_old=0.05,
         window="0 to 3",
     ),
     "ppo_sequence_mask": dict(
@@ -142,7 +148,7 @@ CARDS |= {
         window="0 to 3",
     ),
 }
-WINDOWS = {
+WINDOWS = {  # from the narrowest to the widest
     "1 ± 0.002": (0.998, 1.002),
     "1 ± 0.1": (0.9, 1.1),
     "1 ± 0.5": (0.5, 1.5),
@@ -153,7 +159,7 @@ WINDOWS = {
 # Whose keywords the sliders can be set to.
 CONFIGS = (
     *("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "luspo"),
-    *("cispo", "sapo", "gmpo", "dppo", "vespo"),
+    *("cispo", "scale_rl", "sapo", "gmpo", "dppo", "vespo", "deepseek_v3_2"),
 )
 
 

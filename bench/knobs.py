@@ -257,6 +257,13 @@ def by_seed(
   }
 
 
+def difference(
+    one: dict[int, float], other: dict[int, float]
+) -> dict[int, float]:
+  """One minus the other, of the seeds that both have."""
+  return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
 def effect(values: dict[int, float]) -> list[float | None] | None:
   """Mean and half the width of the 95% interval; None without a seed."""
   return list(comparison.interval([*values.values()])) if values else None
@@ -282,7 +289,7 @@ def verdicts(result: dict) -> list[list[str]]:
   partial = of(FINAL, "reward shape", "verdict + steps")
   early = of(EARLY, "clip bound", "0.005")
   late = of(FINAL, "clip bound", "0.005")
-  shrinks = {seed: early[seed] - late[seed] for seed in early}
+  shrinks = difference(early, late)
   large = of(EARLY, "group size", "32")
   punished = functools.partial(of, FINAL, "length punishment", "coefficient 1")
   mild, harsh = (punished(reward_shape=x) for x in ("verdict", "steps alone"))
@@ -427,28 +434,43 @@ def page(result: dict) -> list[str]:
 def _by_punishment(result: dict) -> list[str]:
   """The effects on the last accuracy at each setting of the punishment."""
   runs, where = balanced(result["runs"]), "length punishment"
-  wheres = result["knobs"][where]
-  out = [
-      "A main effect is a mean over cells that differ much: above all, the"
-      " knobs act otherwise under a length punishment. The differences in"
-      f" {FINAL.name.removesuffix(', %')}, in points, at each {where}:",
-      "",
-      results.row("knob", "setting", *wheres),
-      "|---" * (len(wheres) + 2) + "|",
-  ]
+  none, *coefficients = wheres = result["knobs"][where]
+  rows, total, clear = [], 0, []
   for (knob, settings), k in zip(
       result["knobs"].items(), DEFAULTS, strict=True
   ):
     for setting in settings:
       if knob == where or setting == settings[k]:
         continue
-      effects = (
-          effect(by_seed(runs, FINAL, knob, setting, length_punishment=x))
+      found = {
+          x: by_seed(runs, FINAL, knob, setting, length_punishment=x)
           for x in wheres
-      )
+      }
+      interactions = {
+          x: effect(difference(found[x], found[none])) for x in coefficients
+      }
+      effects = (*map(effect, found.values()), *interactions.values())
       cells = (_text(x, FINAL) for x in effects)
-      out.append(results.row(f"{knob} ({settings[k]})", setting, *cells))
-  return out
+      rows.append(results.row(f"{knob} ({settings[k]})", setting, *cells))
+      total += len(interactions)
+      clear += [
+          f"{knob} {setting} at {x}"
+          for x, each in interactions.items()
+          if each and each[1] is not None and abs(each[0]) > each[1]
+      ]
+  named = f" ({', '.join(clear)})" if clear else ""
+  columns = (*wheres, *(f"interaction with {x}" for x in coefficients))
+  return [
+      "A main effect is a mean over cells that may differ much. The differences"
+      f" in {FINAL.name.removesuffix(', %')}, in points, at each {where}, and"
+      " their interactions with it: the difference at a coefficient minus the"
+      " difference without a punishment, paired by seed. The interval excludes"
+      f" 0 for {len(clear)} of the {total} interactions{named}.",
+      "",
+      results.row("knob", "setting", *columns),
+      "|---" * (len(columns) + 2) + "|",
+      *rows,
+  ]
 
 
 def _text(found: list[float | None] | None, outcome: Outcome) -> str:

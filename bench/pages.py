@@ -163,8 +163,9 @@ def interactive() -> list[pathlib.Path]:
 def main() -> None:
   """Runs the command."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--check", action="store_true", help="write nothing")
-  parser.add_argument(
+  one = parser.add_mutually_exclusive_group()
+  one.add_argument("--check", action="store_true", help="write nothing")
+  one.add_argument(
       "--interactive",
       action="store_true",
       help="write the interactive pages of the ablations, which git ignores",

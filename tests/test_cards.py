@@ -18,6 +18,17 @@ def test_every_surrogate_has_a_card_with_its_keywords():
   )
   assert found["gspo"]["gspo.py"] == dict(clip_low=0.03, clip_high=0.04)
   assert found["reinforce"]["rloo.py"] == {}
+  assert found["ppo_sequence_mask"]["deepseek_v3_2.py"] == dict(
+      clip_low=0.2, clip_high=0.2, delta=0.5
+  )
+  # A surrogate is the choice of at least one config.
+  assert all(len(settings) > 1 for settings in found.values())
+
+
+def test_a_card_whose_loss_depends_on_the_probability_has_a_slider_for_it():
+  for name, card in cards.CARDS.items():
+    losses = {cards.of_package(name, 1.0, 1, old)[0] for old in (0.1, 0.2)}
+    assert ("p_old" in card) == (len(losses) > 1), name
 
 
 def test_loss_and_derivative_by_hand():

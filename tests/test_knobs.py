@@ -74,6 +74,24 @@ def test_effects_by_hand():
   assert found == ["refuted", "held", "refuted", "refuted", "refuted"]
 
 
+def test_interactions_by_hand():
+  """Steps alone end at .1 under a punishment, and .1 lower without one."""
+  page = knobs.page(result())
+  (row,) = (x for x in page if x.startswith("| reward") and "-71" in x)
+  cells = row.split(" | ")
+  assert cells[2:] == [
+      "-10.0 ± 0.0",
+      *["-71.0 ± 2.5"] * 2,
+      "-61.0 ± 2.5",
+      "-61.0 ± 2.5 |",
+  ]
+  (text,) = (x for x in page if "interactions with it" in x)
+  assert text.endswith(
+      "excludes 0 for 2 of the 12 interactions (reward shape steps alone at"
+      " coefficient 1, reward shape steps alone at coefficient 2)."
+  )
+
+
 def test_partial_data_are_said_to_be_partial():
   data = result(100)
   assert len(knobs.balanced(data["runs"])) == 81
@@ -81,7 +99,7 @@ def test_partial_data_are_said_to_be_partial():
   assert "- 100 of 243 runs have been made" in page
   assert "of the 81 runs that complete a balanced third" in page
   one = "\n".join(knobs.page(result(27)))
-  assert one.count("one seed") == 2 * 4 * 4 + 2 * 3 * 3
+  assert one.count("one seed") == 2 * 4 * 4 + 2 * 3 * 5
   assert one.count("open: fewer than two seeds") == 5
   nothing = "\n".join(knobs.page(result(0) | dict(environment={})))
   assert "- 0 of 243 runs" in nothing

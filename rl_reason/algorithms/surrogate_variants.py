@@ -43,8 +43,9 @@ def sapo(
 ) -> tuple[Array, dict[str, Any]]:
   """-4 / tau sigmoid(tau (r - 1)) A: SAPO (arXiv:2511.20347).
 
-  A soft gate in place of the clip: the gradient is that of -r A at r = 1, and
-  decays on both sides of it.
+  A soft gate in place of the clip: at r = 1 the gradient is that of -r A, and
+  the factor between the two decays on both sides. The derivative by log p, r
+  times this factor, is largest near r = 2 at tau = 1.
 
   Keywords: tau_positive is tau where A > 0, tau_negative elsewhere (defaults:
   the paper's); the gate of a larger tau is narrower. log_ratio_max as in `ppo`.

@@ -72,7 +72,11 @@ def test_sliders_move_the_curves(tmp_path):
     const of = card.querySelector("select");
     of.value = "dapo.py";
     of.dispatchEvent(new Event("change"));
-    found.push(text(), [low.value, high.value, dual.value]);
+    const width = card.querySelectorAll("select")[1];
+    found.push(text(), [low.value, high.value, dual.value], width.value);
+    of.value = "ppo.py";
+    of.dispatchEvent(new Event("change"));
+    found.push(width.value);
     document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
   </script>"""
   found = found_in_browser(written(tmp_path, "cards"), probe)
@@ -83,7 +87,34 @@ def test_sliders_move_the_curves(tmp_path):
       4,  # both signs: the vertical axis is longer, too
       zero.format("1.28", " or r > 10"),
       ["0.2", "0.28", "10"],
+      "0 to 12",  # with the dual clip
+      "0 to 3",
   ]
+
+
+def test_curves_show_the_clip_and_end_at_a_probability_of_1(tmp_path):
+  """GSPO's bound is seen in its loss; p_old = .5 ends DPPO's curve at r = 2."""
+  probe = """<script>
+    const curve = (name, chart) => document.querySelector(
+      `#${name} .chart:nth-child(${chart}) path`).getAttribute("d")
+      .slice(1).split("L").map(point => point.split(",").map(Number));
+    const heights = curve("gspo", 1).map(([x, y]) => y);
+    const ends = name => curve(name, 2).map(([x, y]) => x);
+    const found = [heights, ends("ppo"), ends("dppo")];
+    const cursor = document.querySelectorAll("#dppo input")[4];
+    cursor.value = 1;
+    cursor.dispatchEvent(new Event("input"));
+    found.push(cursor.nextSibling.textContent);
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>"""
+  found = found_in_browser(written(tmp_path, "cards"), probe)
+  heights, wide, short, reading = found
+  assert max(heights) - min(heights) > 100  # pixels, of 172
+  assert heights[-100] == heights[-1]  # clipped
+  assert wide[0] == short[0]
+  length = (short[-1] - short[0]) / (wide[-1] - wide[0])
+  assert length == pytest.approx(2 / 3, abs=1e-3)
+  assert reading == "2.000"
 
 
 def test_the_range_of_a_card_and_its_mask(tmp_path):
@@ -152,7 +183,7 @@ def test_knobs_turn_by_press_and_by_key(tmp_path):
 
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_wider_than_the_window(tmp_path, name, width):
+def test_a_page_fits_the_window(tmp_path, name, width):
   text = html.escape(written(tmp_path, name).read_text(encoding="utf-8"))
   frame = tmp_path / "frame.html"
   frame.write_text(
@@ -163,6 +194,15 @@ def test_nothing_is_wider_than_the_window(tmp_path, name, width):
   probe = """<script>onload = () => {
     const page = document.querySelector("iframe").contentWindow.document;
     const wide = page.documentElement.scrollWidth;
-    document.body.textContent = "FOUND" + JSON.stringify(wide) + "FOUND";
+    const apart = [...page.querySelectorAll("#knobs label")].filter(label => {
+      const text = page.createRange();
+      text.selectNode(label.lastChild);
+      return text.getClientRects()[0].top
+        > label.firstChild.getBoundingClientRect().bottom;
+    });
+    const found = [wide, apart.map(label => label.textContent)];
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
   }</script>"""
-  assert found_in_browser(frame, probe) <= width
+  wide, apart = found_in_browser(frame, probe)
+  assert wide <= width
+  assert apart == []  # a radio button is beside its text
