@@ -97,6 +97,7 @@ CONTROLS = {  # rows of this package with one knob off
 OURS_FIXED, TRL_FIXED = "rl_reason, fixed policy", "TRL, fixed policy"
 FIXED_RATE = 1e-12
 FIXED_SEEDS = 4
+LOOKED = 5  # seeds whose difference the plan names before the others were run
 # tunix as it is, and with the EOS of responses in its loss.
 TUNIX, TUNIX_EOS = "tunix", "tunix, EOS in the loss"
 PEERS = {TRL: "trl", TRL_FIXED: "trl", TUNIX: "tunix", TUNIX_EOS: "tunix"}
@@ -526,11 +527,9 @@ def finished(row: str, seed: int) -> bool:
 
 
 def measure(flags) -> dict:
-  """Makes the missing runs; returns the data of all runs made so far.
-
-  Runs of the repository that were not made again stay, if their checkpoint was
-  the same.
-  """
+  """Makes the missing runs; returns the data of all runs made so far."""
+  before = results.read(NAME)
+  weights = _weights(before, flags.collect)
   kept = PLACE / "replay.json"
   asked = not flags.collect and TRL in flags.rows
   if asked and not kept.exists():
@@ -552,11 +551,6 @@ def measure(flags) -> dict:
         runs.make([one])
         one.update_record(load=load)
   made = [x for x in itertools.product(SEEDS, ROWS) if finished(x[1], x[0])]
-  model = (make_model() / "model.safetensors").read_bytes()
-  weights = hashlib.sha256(model).hexdigest()[:16]
-  before = results.read(NAME)
-  if before.get("weights") != weights:
-    before = {}
   versions = {
       row: json.loads(place(row, seed).read_text())["versions"]
       for seed, row in made
@@ -596,10 +590,29 @@ def measure(flags) -> dict:
   )
 
 
+def _weights(before: dict, collect: bool) -> str:
+  """The hash of the checkpoint, which the runs of the repository have, too.
+
+  Raises:
+    SystemExit: the runs of the repository began with another checkpoint.
+  """
+  if collect and not PLACE.exists():
+    return before.get("weights", "")
+  model = (make_model() / "model.safetensors").read_bytes()
+  found = hashlib.sha256(model).hexdigest()[:16]
+  if before and before["weights"] != found:
+    raise SystemExit(
+        f"the checkpoint of this machine has the hash {found}, and the runs of"
+        f" results/{NAME}.json began with {before['weights']}: they cannot be"
+        " mixed. Move that file away to begin anew"
+    )
+  return found
+
+
 def points(interval: Sequence[float | None], sign: str = "") -> str:
   """Returns mean and half width of an interval of shares, in points."""
   mean, half = interval
-  text = f"{100 * mean:{sign}.1f}"
+  text = f"{100 * mean:{sign}z.1f}"
   return text if half is None else f"{text} ± {100 * half:.1f}"
 
 
@@ -626,6 +639,12 @@ def rows_of(result: dict, rows: Iterable[str] = (OURS, *CONTROLS)) -> list[str]:
 def page(result: dict) -> list[str]:
   """Returns the page."""
   ours, trl = of_seeds(result, OURS, TRL)
+  if len(ours) < 2:
+    raise SystemExit(
+        "the page needs two seeds of TRL and of this package, and there are"
+        f" {len(ours)}: python -m bench.parity_run --seeds=2 --rows {OURS}"
+        f" {TRL}"
+    )
   found = compare(ours, trl)
   agree = verdicts(found)
   versions = result["peers"][TRL]
@@ -670,17 +689,18 @@ def page(result: dict) -> list[str]:
       "2. The difference of the mean over all rollouts is"
       f" {points(found['difference'], '+')} points; its interval holds 0:"
       f" {yes[agree[1]]}. A t-test with these seeds finds a difference of"
-      f" {100 * found['detectable']:.1f} points with a probability of 80%.",
+      f" {100 * found['detectable']:.1f} points with a probability of 80%."
+      + _halves(ours, trl),
       "3. The distance of the mean curves (mean over rollouts of its absolute"
       f" value) is {100 * found['area']:.2f} points; of all"
       f" {2 ** len(ours):,} ways to swap the two libraries within seeds,"
       f" {found['p']:.1%} give at least that; more than {LEVEL:.0%}:"
       f" {yes[agree[2]]}.",
       "",
-      "## What the comparison sees",
+      "## Which differences the comparison detects",
       "",
       "The same three tests against TRL, for runs of this package with one knob"
-      " off.",
+      f" off, which are of the first {NEEDED} seeds.",
       "",
       "| run | what differs | seeds | bands overlap | difference | distance"
       " | permutations | the same as TRL |",
@@ -699,6 +719,8 @@ def page(result: dict) -> list[str]:
         f"The plan predicted that {last!r} would not be found, because the"
         " responses differ little in length:"
         f" {'refuted' if refuted else 'holds'}.",
+        "",
+        _power_of_bands(result),
     ]
   out += [
       "",
@@ -711,6 +733,38 @@ def page(result: dict) -> list[str]:
   ]
   commits = ", ".join(x[:8] for x in result["commits"])
   return [*out, f"Commits of the runs: {commits}.", "", *results.footer(result)]
+
+
+def _halves(ours_NS: np.ndarray, trl_NS: np.ndarray) -> str:
+  """A sentence on the seeds before and after the look that the plan names."""
+  means_N = (ours_NS - trl_NS).mean(1)
+  if len(means_N) < LOOKED + 2:
+    return ""
+  early, late = (
+      points(comparison.interval(x), "+")
+      for x in (means_N[:LOOKED], means_N[LOOKED:])
+  )
+  return (
+      f" After the first {LOOKED} seeds it was {early} points; in the other"
+      f" {len(means_N) - LOOKED}, which the plan asks to show that this is"
+      f" chance, it is {late}."
+  )
+
+
+def _power_of_bands(result: dict) -> str:
+  """A sentence on what overlapping bands can show."""
+  cells = []
+  for row in (OURS, *CONTROLS):
+    steps = compare(*of_seeds(result, row, TRL))["steps"]
+    apart = [abs(x["difference"][0]) > x["difference"][1] for x in steps]
+    cells.append(f"{row} {sum(apart)} of {len(apart)}")
+  return (
+      "The bands of the first test contain the differences between the prompts"
+      " of the seeds, which both libraries share, so that this test alone finds"
+      " none of the controls. Differences paired by seed exclude 0 at this"
+      f" number of the tenth rollouts: {', '.join(cells)}. The conclusion rests"
+      " on the other two tests."
+  )
 
 
 def _tests(result: dict, row: str, other: str, about: str) -> str:
@@ -738,8 +792,8 @@ def _tunix(result: dict) -> list[str]:
   if not rows:
     return []
   about = {
-      TUNIX: "EOS of a response is not in the loss",
-      TUNIX_EOS: "nothing",
+      TUNIX: "1e-6 and the mask of padding (below); EOS is not in the loss",
+      TUNIX_EOS: "1e-6 and the mask of padding (below)",
   }
   out = [
       "## tunix and rl_reason",
@@ -763,19 +817,29 @@ def _tunix(result: dict) -> list[str]:
       *_lines(result, TUNIX, OURS, ("reward", "length", "truncated")),
       "",
   ]
-  of_trl = [
-      f"{points(compare(*of_seeds(result, x, TRL))['difference'], '+')} ({x})"
-      for x in rows
-  ]
+  of_trl = []
+  for row in rows:
+    found = compare(*of_seeds(result, row, TRL))
+    of_trl.append(
+        f"{points(found['difference'], '+')} ({row}; permutations"
+        f" {found['p']:.1%})"
+    )
   out += [f"The difference from TRL, in points: {', '.join(of_trl)}.", ""]
   if rows[1:]:
     pair = compare(*of_seeds(result, TUNIX, TUNIX_EOS))
+    failed = [
+        verdicts(compare(*of_seeds(result, x, OURS))).count(False) for x in rows
+    ]
     out += [
-        "Both rows of tunix have the same noise, so that EOS alone makes"
+        "The plan predicted that no test fails in the second row, and that none"
+        " fails in the first row either, or else that the second row shows EOS"
+        f" to be the cause. {failed[0]} tests fail in the first row and"
+        f" {failed[1]} in the second. Both rows of tunix have the same noise,"
+        " so that EOS alone makes"
         f" {points(pair['difference'], '+')} points, less than the first row"
-        " differs from this package. No single cause was shown for that"
-        " difference: of the six tests above one may fail by chance, and the"
-        " mask of tunix, below, acts in both rows.",
+        " differs from this package: EOS is not the cause,"
+        " and no cause was shown. Tests 2 and 3 are correlated, so that chance"
+        " may have failed both; the mask of tunix affects both rows.",
         "",
     ]
   for row, found in (result.get("replay_tunix") or {}).items():
@@ -847,8 +911,8 @@ def _replayed(found: dict[str, Any] | None) -> list[str]:
       *(
           [
               "The updates are the same, so that a difference of the curves"
-              " comes from the samplers, from the way of a response to its"
-              " reward, or from chance.",
+              " comes from the samplers, from decoding and the reward function,"
+              " or from chance.",
               "",
           ]
           if logps["difference"] < 1e-3 * logps["change"]
@@ -911,12 +975,16 @@ def _number(interval: Sequence[float | None]) -> str:
 
 
 def _knobs(result: dict) -> list[str]:
-  """What both are given."""
+  """What TRL and this package are given."""
   out = [
-      "## What both are given",
+      "## What TRL and this package are given",
       "",
-      "All other fields are TRL's defaults"
-      " ([trl_defaults.md](trl_defaults.md)), in both.",
+      "The other fields of the algorithm are TRL's defaults in both"
+      " ([trl_defaults.md](trl_defaults.md)): clip .2, mean over all tokens,"
+      " AdamW (.9, .999, 1e-8, no weight decay), gradient norm clipped at 1,"
+      " temperature 1, no KL. TRL does not shuffle the rows; this package also"
+      " gets the fields of data, evaluation and checkpoints in `OTHERS` of"
+      " `bench/parity_run.py`.",
       "",
       "| | here | | `GRPOConfig` | |",
       "|---|---|---|---|---|",
@@ -948,8 +1016,9 @@ def _seconds(result: dict) -> list[str]:
           f" {max(loads):.0f})"
       )
   return [
-      "Seconds of a rollout with its two updates, median over seeds, one core,"
-      " compilation included, on a machine that others used as well, so that"
+      "Seconds of a rollout with its two updates, median over seeds,"
+      " compilation included, TRL with one thread and this package with the"
+      " cores that it was given, on a machine that others used as well, so that"
       f" they compare nothing: {'; '.join(parts)}.",
       "",
   ]

@@ -1,4 +1,4 @@
-"""The same GRPO run by TRL and by this package: what both are given."""
+"""The same GRPO run by TRL, tunix and this package: what all are given."""
 
 import itertools
 import json
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import parity_run, trl_defaults
+from bench import parity_run, results, trl_defaults
 from bench.peers import parity_reward
 from rl_reason.checks import checked
 
@@ -46,6 +46,38 @@ def test_the_fields_of_all_rows_are_accepted(place):
   assert (
       there == fields["optimizer.lr"] < parity_run.options(3)["learning_rate"]
   )
+
+
+def test_runs_of_another_checkpoint_are_not_mixed(monkeypatch, tmp_path):
+  """Nor lost: the data of the repository stay as they are."""
+  monkeypatch.setattr(parity_run, "PLACE", tmp_path / "none")
+  before = dict(weights="1f95")
+  assert parity_run._weights(before, collect=True) == "1f95", "no model here"
+  (tmp_path / "model.safetensors").write_bytes(b"other")
+  monkeypatch.setattr(parity_run, "make_model", lambda: tmp_path)
+  with pytest.raises(SystemExit, match="began with 1f95: they cannot be mixed"):
+    parity_run._weights(before, collect=False)
+  found = parity_run._weights({}, collect=False)
+  assert parity_run._weights(dict(weights=found), collect=False) == found
+
+
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_a_page_of_too_few_seeds_is_refused(seeds):
+  result = results.read("parity_run")
+  known = result["seeds"][:seeds]
+  result["runs"] = [x for x in result["runs"] if x["seed"] in known]
+  with pytest.raises(SystemExit, match=f"two seeds .* there are {seeds}: "):
+    parity_run.page(result)
+
+
+def test_the_seeds_before_and_after_the_look_are_told_apart():
+  early_NS = np.full((5, 40), 0.02) + np.arange(5)[:, None] * 1e-3
+  late_NS = -early_NS[:4]
+  both_NS = np.concatenate([early_NS, late_NS])
+  text = parity_run._halves(both_NS, np.zeros_like(both_NS))
+  assert "After the first 5 seeds it was +2.2 ± 0.2 points" in text
+  assert "in the other 4," in text and "it is -2.1 ± 0.2." in text
+  assert parity_run._halves(early_NS, np.zeros_like(early_NS)) == ""
 
 
 def test_a_seed_fixes_the_order_of_different_prompts():
