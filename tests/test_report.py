@@ -594,7 +594,7 @@ def test_summary_before_and_after(tmp_path):
   assert "20.0% +- 1.2 -> 70.0% +- 1.2" in accuracy
   assert "30.0% +- 1.2 -> 80.0% +- 1.2" in greedy
   assert "60.0% +- 1.2 -> 50.0% +- 1.2" in best
-  assert "-10.0 points: exploration shrank" in best
+  assert "-10.0 points: coverage shrank" in best
   assert "10.0 -> 14.0" in length
   assert turns == "turns: 3.5 -> 3.5"
 
@@ -603,7 +603,7 @@ def test_summary_before_and_after(tmp_path):
     "best, verdict",
     [(0.7, "did not shrink"), (0.61, "no clear change"), (0.5, "shrank")],
 )
-def test_summary_of_exploration(tmp_path, best, verdict):
+def test_summary_of_coverage(tmp_path, best, verdict):
   lines = [evaluation(0, 0.2, 0.6), evaluation(4, 0.5, best)]
   assert verdict in scores.summary(put(tmp_path, lines))[2]
 

@@ -241,7 +241,7 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
       values.append(new[name].text(" ± "))
       note = scores_lib.difference(old[name], new[name])
       if name == best:
-        note = scores_lib.exploration(old[name], new[name])
+        note = scores_lib.coverage(old[name], new[name])
     tiles.append(dict(label=labels[name], values=values, note=note))
   return tiles
 

@@ -169,14 +169,14 @@ def difference(old: Score, new: Score) -> str:
   return f"{change:+.1f} {old.unit}"
 
 
-def exploration(old: Score | None, new: Score | None) -> str:
-  """What pass@k before and after RL shows about exploration."""
+def coverage(old: Score | None, new: Score | None) -> str:
+  """The change of pass@k: of the prompts that any of k responses solves."""
   if old is None or new is None:
-    return "exploration: unknown"
+    return "coverage: unknown"
   change = new.value - old.value
-  found = "exploration shrank" if change < 0 else "exploration did not shrink"
+  found = "coverage shrank" if change < 0 else "coverage did not shrink"
   if abs(change) <= ((old.half or 0) ** 2 + (new.half or 0) ** 2) ** 0.5:
-    found = "no clear change of exploration"
+    found = "no clear change of coverage"
   return f"{difference(old, new)}: {found}"
 
 
@@ -214,5 +214,5 @@ def summary(workdir: pathlib.Path) -> list[str]:
     return [*out, "evaluated only once: there is no comparison"]
   out[0] += f" after {after['step']} steps"
   if verified:
-    out[2] += f" ({exploration(old.get(best), new.get(best))})"
+    out[2] += f" ({coverage(old.get(best), new.get(best))})"
   return out + warnings(lines)
