@@ -33,30 +33,46 @@ from bench.conformance_cases import CASES, Case
 PEERS = ("trl", "verl", "tunix", "openrlhf")
 OURS = "rl_reason"
 DIFFERENCES = pathlib.Path(__file__).parent / "adapters" / "differences.toml"
-VERDICTS = {  # in the table
-    "pass": "yes",
-    "convention": "differs",
-    "fail": "**no**",
-    "absent": "-",
+VERDICTS = {  # verdict: its sign in the table, what is said of a difference
+    "pass": ("yes", "passes"),
+    "fail": ("**no**", "fails"),
+    "convention": ("differs", "differs"),
+    "absent": ("-", ""),
+    "not asked": ("?", ""),
 }
+LEGEND = """\
+- **yes**: the library computes the formula.
+- **no**: it does not, and the difference is a fault, or not explained.
+- **differs**: the default follows a paper, or is meant for another place (the
+  KL in the reward), and an option gives the formula.
+- **-**: the library has no function for the case, or the function does not run
+  apart from its trainer."""
+NOT_ASKED = "- **?**: not asked; the case is newer than the library's last run."
+ABOUT_OURS = """\
+The operations are those of this package, so it has no "-"; {alone} cases are
+answered by this package alone. `dynamic_sampling/order` holds by construction
+here, since a round is complete before prompts are chosen, and
+`old_policy/several_updates` asks whether log-probs are kept, not what the
+update computes."""
 
 
 # --- verdicts ----------------------------------------------------------------
 
 
-def deviations(expected: dict, values: dict, rtol: float, atol: float):
-  """The results that differ: (name, largest absolute difference)."""
-  out = []
-  for name, wanted in expected.items():
-    want = np.array(wanted, np.float64)
-    got = np.array(values.get(name), np.float64)
-    if got.shape != want.shape:
-      out.append((name, float("nan")))
-      continue
-    known = ~np.isnan(want)
-    if not np.allclose(got[known], want[known], rtol, atol):
-      out.append((name, float(np.abs(got - want)[known].max())))
-  return out
+def agree(wanted: dict, values: dict, rtol: float, atol: float) -> bool:
+  """Whether results are the wanted numbers; None is any number, NaN is NaN."""
+  for name, numbers in wanted.items():
+    want = np.array(numbers, np.float64)
+    known = np.not_equal(np.array(numbers, object), None)
+    try:
+      got = np.array(values.get(name), np.float64)
+    except (TypeError, ValueError):  # text, or rows of different lengths
+      return False
+    if got.shape != want.shape or not np.allclose(
+        got[known], want[known], rtol, atol, equal_nan=True
+    ):
+      return False
+  return True
 
 
 def judge(case: Case, answer: dict, difference: dict | None) -> dict:
@@ -76,8 +92,7 @@ def judge(case: Case, answer: dict, difference: dict | None) -> dict:
     last = answer["error"].strip().splitlines()[-1]
     return dict(verdict="fail", note=f"raises {last}")
   calls = dict(calls=answer["calls"])
-  found = deviations(case.expected, answer["values"], case.rtol, case.atol)
-  if not found:
+  if agree(case.expected, answer["values"], case.rtol, case.atol):
     if difference:
       return calls | dict(
           verdict="pass", note="differences.toml is out of date"
@@ -86,25 +101,11 @@ def judge(case: Case, answer: dict, difference: dict | None) -> dict:
   out = calls | dict(verdict="fail", values=answer["values"])
   if difference is None:
     return out | dict(note="not explained")
-  # The explanation predicts what the library computes.
-  if not predicts(difference["values"], answer["values"]):
+  # The explanation predicts what the library computes, in its digits.
+  if not agree(difference["values"], answer["values"], 2e-3, 1e-6):
     return out | dict(note="differs from its explanation in differences.toml")
   more = {k: x for k, x in difference.items() if k != "values"}
   return out | more
-
-
-def predicts(predicted: dict, values: dict) -> bool:
-  """Whether the numbers are the predicted ones, to the digits of the latter."""
-  return all(
-      np.allclose(
-          np.array(values[name], np.float64),
-          np.array(wanted, np.float64),
-          rtol=2e-3,
-          atol=1e-6,
-          equal_nan=True,
-      )
-      for name, wanted in predicted.items()
-  )
 
 
 def differences() -> dict[str, dict]:
@@ -120,17 +121,20 @@ def ask(python: str, adapter: str, cases=CASES) -> dict:
   questions = [
       dict(name=x.name, operation=x.operation, inputs=x.inputs) for x in cases
   ]
-  done = subprocess.run(
-      [python, "-m", "bench.adapters", adapter],
-      input=json.dumps(questions),
-      capture_output=True,
-      cwd=results.ROOT,
-      text=True,
-      check=False,
-  )
+  try:
+    done = subprocess.run(
+        [python, "-m", "bench.adapters", adapter],
+        input=json.dumps(questions),
+        capture_output=True,
+        cwd=results.ROOT,
+        text=True,
+        check=False,
+    )
+  except OSError as e:
+    raise SystemExit(f"--python={python}: {e.strerror}") from None
   if done.returncode:
-    tail = done.stderr.strip().splitlines()[-1:]
-    raise SystemExit(f"--against={adapter}: {python} died: {tail}")
+    said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    raise SystemExit(f"--against={adapter}: {python} died: {said[-1]}")
   return json.loads(done.stdout)
 
 
@@ -142,6 +146,39 @@ def verdicts(answers: dict, known: dict) -> dict[str, dict]:
       )
       for case in CASES
   }
+
+
+def kept(before: dict) -> dict[str, dict]:
+  """The libraries of the last run.
+
+  Its verdicts on cases that are new, or whose numbers were others then, become
+  'not asked'.
+  """
+  asked = ("operation", "inputs", "expected", "rtol", "atol")
+  old = {x["name"]: x for x in before.get("cases", [])}
+  same = {
+      x["name"]
+      for x in case_data()
+      if all(x[k] == old.get(x["name"], {}).get(k) for k in asked)
+  }
+  return {
+      name: library
+      | dict(
+          verdicts={
+              x.name: library["verdicts"][x.name]
+              if x.name in same
+              else dict(verdict="not asked")
+              for x in CASES
+          }
+      )
+      for name, library in before.get("libraries", {}).items()
+  }
+
+
+def case_data() -> list[dict]:
+  """The cases as JSON has them."""
+  cases = portable([dataclasses.asdict(x) for x in CASES])
+  return json.loads(json.dumps(cases))
 
 
 def interpreter(name: str) -> pathlib.Path:
@@ -169,6 +206,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
 def measure(given: argparse.Namespace) -> dict:
   """Runs ours and the peers; keeps the answers of peers that did not run."""
   own = [x for x in given.against if x not in PEERS]
+  if own and len(own) < len(given.against):
+    raise SystemExit(
+        f"--against={own[0]}: an adapter of your own and a peer need a command"
+        " each"
+    )
   if own:
     sys.exit(max(own_adapter(x, given.python) for x in own))
   names = given.against or [x for x in PEERS if interpreter(x).exists()]
@@ -178,8 +220,7 @@ def measure(given: argparse.Namespace) -> dict:
           f"--against={name}: {interpreter(name)} does not exist; run python -m"
           f" bench.peers --install {name}"
       )
-  before, known = results.read("conformance"), differences()
-  libraries = before.get("libraries", {})
+  libraries, known = kept(results.read("conformance")), differences()
 
   def answered(name: str) -> dict:
     if name == OURS:
@@ -197,7 +238,7 @@ def measure(given: argparse.Namespace) -> dict:
   order = [x for x in (OURS, *PEERS) if x in libraries]
   return portable(
       dict(
-          cases=[dataclasses.asdict(x) for x in CASES],
+          cases=case_data(),
           libraries={x: libraries[x] for x in order},
           environment=results.environment(),
       )
@@ -239,7 +280,12 @@ def own_adapter(adapter: str, python: str) -> int:
 def page(result: dict) -> list[str]:
   """Returns the page."""
   libraries, cases = result["libraries"], result["cases"]
-  faults = sum(bool(x["issue"]) for x in cases)
+  threads = [x["issue"] for x in cases if x["issue"]]
+  signs = [
+      [x["verdicts"][case["name"]]["verdict"] for x in libraries.values()]
+      for case in cases
+  ]
+  alone = sum(set(row[1:]) <= {"absent"} for row in signs)
   titles = [
       f"{name} {next(iter(x['versions'].values()))}"
       for name, x in libraries.items()
@@ -252,38 +298,27 @@ def page(result: dict) -> list[str]:
       " computes. [Your own trainer](../docs/conformance.md) can be tested.",
       "",
       f"{len(cases)} cases: formulas of the papers, with numbers worked by"
-      f" hand or in float64 NumPy; {faults} of them are faults that a public"
-      " library had, with the thread that documents the fault. Each library"
-      " is asked for its own function; given log-probs replace the forward"
-      " pass of the model. All run on a CPU in float32.",
+      f" hand or in float64 NumPy. {len(threads)} of them test faults that"
+      f" public libraries had, documented in {len(set(threads))} threads. Each"
+      " library is asked for its own function; given log-probs replace the"
+      " forward pass of the model. All run on a CPU in float32.",
       "",
-      "- **yes**: the library computes the formula.",
-      "- **no**: it does not, and the difference is a fault, or not explained.",
-      "- **differs**: it follows another convention, which an option changes.",
-      "- **-**: it has no function for the case, or the function does not run"
-      " apart from its trainer.",
+      *LEGEND.splitlines(),
+      *([NOT_ASKED] if any("not asked" in row for row in signs) else []),
+      "",
+      *ABOUT_OURS.format(alone=alone).splitlines(),
       "",
       results.row("", *titles),
       results.row("---", *("---" for _ in titles)),
   ]
-  for verdict, text in (
-      ("pass", "yes"),
-      ("fail", "no"),
-      ("convention", "differs"),
-      ("absent", "-"),
-  ):
-    counts = [
-        sum(r["verdict"] == verdict for r in x["verdicts"].values())
-        for x in libraries.values()
-    ]
-    lines.append(results.row(text, *counts))
+  for verdict, (sign, _) in VERDICTS.items():
+    counts = [x.count(verdict) for x in zip(*signs, strict=True)]
+    if any(counts) or verdict != "not asked":
+      lines.append(results.row(sign.strip("*"), *counts))
   lines += ["", "## Cases", "", results.row("case", *libraries)]
   lines.append(results.row("---", *("---" for _ in libraries)))
-  for case in cases:
-    name = case["name"]
-    cells = [
-        VERDICTS[x["verdicts"][name]["verdict"]] for x in libraries.values()
-    ]
+  for case, row in zip(cases, signs, strict=True):
+    name, cells = case["name"], [VERDICTS[x][0] for x in row]
     lines.append(results.row(f"[{name}](#{anchor(name)})", *cells))
   lines += ["", "## Differences", ""]
   for name, library in libraries.items():
@@ -291,14 +326,13 @@ def page(result: dict) -> list[str]:
     rows = {
         case: row
         for case, row in library["verdicts"].items()
-        if row["verdict"] in ("fail", "convention")
+        if "note" in row and row["verdict"] != "absent"
     }
     lines += [f"### {name} {version}", ""]
     if not rows:
       lines += ["None.", ""]
     for case, row in rows.items():
-      word = "fails" if row["verdict"] == "fail" else "differs"
-      text = f"- `{case}` {word}: {row['note']}"
+      text = f"- `{case}` {VERDICTS[row['verdict']][1]}: {row['note']}"
       for key, label in (("option", "Option"), ("reach", "When")):
         if key in row:
           text += f" {label}: {row[key]}"
@@ -311,10 +345,7 @@ def page(result: dict) -> list[str]:
     lines += [f"### {case['name']}", "", f"{sentence(case['formula'])}."]
     lines.append(f"Source: {case['source']}.")
     if case["fault"]:
-      text = f"Fault: {case['fault']}"
-      lines.append(
-          text + (f" ([thread]({case['issue']}))." if case["issue"] else ".")
-      )
+      lines.append(f"Fault: {case['fault']} ([thread]({case['issue']})).")
     lines.append("")
   lines += results.footer(
       result

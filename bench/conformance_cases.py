@@ -3,8 +3,8 @@
 A case calls one operation of a library's adapter. The inputs are small, and the
 expected numbers are worked by hand or in float64 NumPy from the formula that
 the case states. `None` in an expected array is a position that the formula says
-nothing about. Most cases are faults that public libraries had, with the thread
-that documents the fault; the other ones are the formulas of the papers.
+nothing about. About half of the cases test a fault that a public library had,
+with the thread that documents it; the others are the formulas of the papers.
 
 Token arrays have 4 rows and 4 positions in all cases, so that a library that
 compiles its functions compiles each of them once.
@@ -30,8 +30,9 @@ class Case:
     expected: its results by name.
     formula: what the expected numbers are.
     source: paper with equation, or what else the formula follows.
-    fault: what a public library did instead; '' for a plain formula.
-    issue: the public thread that documents the fault.
+    fault: what a public library did instead, as its thread has it; '' for a
+      plain formula.
+    issue: the public thread that documents the fault, if there is one.
     rtol: relative tolerance. An eps of at most 1e-4 is inside of it where
       the formula divides by a standard deviation.
     atol: absolute tolerance.
@@ -73,6 +74,7 @@ WEIGHTS = dict(
     token_mean=MASK / 10,
     seq_mean_token_mean=MASK / np.array([[1], [2], [4], [3]]) / 4,
     seq_mean_token_sum=MASK / 4,
+    token_sum=1.0 * MASK,
     constant=MASK / (4 * 4),  # 4 responses, at most 4 tokens
     # Two prompts of two responses: 3 and 7 tokens.
     prompt_token_mean=MASK / np.array([[3], [3], [7], [7]]) / 2,
@@ -177,8 +179,11 @@ def _advantages() -> list[Case]:
           formula=group + "; the rows of a group are not adjacent",
           source=grpo,
           rtol=3e-4,
-          fault="groups by position: uneven groups fall into one global group",
-          issue=GITHUB + "THUDM/slime/pull/2062",
+          fault=(
+              "groups are windows of G adjacent rows, but the rows of a prompt"
+              " are not adjacent: prompts share a baseline"
+          ),
+          issue=GITHUB + "PrimeIntellect-ai/prime-rl/pull/600",
       ),
       Case(
           name="grpo/all_rollouts_count",
@@ -208,9 +213,9 @@ def _advantages() -> list[Case]:
           source=grpo
           + ", whose formula is 0/0; DAPO, arXiv:2503.14476, sec 3.2",
           fault=(
-              "the rounded mean of equal rewards differs from the reward;"
-              " divided"
-              " by a tiny standard deviation, the residue becomes a signal"
+              "the float32 standard deviation of equal rewards is a residue and"
+              " not 0, and advantages are divided by it (there, that of the"
+              " other rewards of a group)"
           ),
           issue=GITHUB + "NVIDIA-NeMo/RL/pull/4161",
       ),
@@ -225,7 +230,10 @@ def _advantages() -> list[Case]:
           formula=group + "; rewards 1000.1 and 1000.2",
           source=grpo,
           rtol=5e-3,
-          fault="variance as E[x^2] - E[x]^2, which cancels in float32",
+          fault=(
+              "the variance is E[x^2] - E[x]^2, which cancels (there, to a"
+              " negative number for equal rewards)"
+          ),
           issue=GITHUB + "NousResearch/atropos/pull/481",
       ),
       Case(
@@ -299,13 +307,12 @@ def _advantages() -> list[Case]:
               ]
           ),
           formula=(
-              "A = R - mean of the group, on each token of the sample's" " mask"
+              "A = R - mean of the group, on each token of the sample's mask"
           ),
           source="Dr.GRPO, arXiv:2503.20783, eq 3",
           fault=(
               "the advantage of the last step, times that step's mask, copied"
-              " to"
-              " all steps: most step samples had advantage 0"
+              " to all steps: most step samples had advantage 0"
           ),
           issue=GITHUB + "NovaSky-AI/SkyRL/pull/1507",
       ),
@@ -388,8 +395,7 @@ def _returns_case(name, mask, gamma, **text) -> Case:
       expected=dict(returns_BT=_f(_returns(mask, gamma, kl))),
       formula=(
           "sum of gamma^k r_{t+k}; r is -beta (log p - log p_ref), plus the"
-          " outcome"
-          " on the last token of the mask"
+          " outcome on the last token of the mask"
       ),
       **(
           {"source": "arXiv:2203.02155, sec 3.5; REINFORCE++, 2501.03262"}
@@ -453,8 +459,11 @@ def _tokens() -> list[Case]:
           "kl_reward/outcome_on_the_last_token",
           MASK,
           0.5,
-          fault="the outcome is added to the padding after EOS",
-          issue=GITHUB + "huggingface/trl/issues/3750",
+          fault=(
+              "the outcome is on the last token of the row, whatever the mask:"
+              " it is discounted or lost before it reaches the policy's tokens"
+          ),
+          issue=GITHUB + "radixark/miles/pull/1827",
       ),
       _returns_case(
           "kl_reward/observations",
@@ -470,12 +479,193 @@ def _tokens() -> list[Case]:
           expected=dict(values_BT=_f(np.where(MASK, whitened, NAN))),
           formula=(
               "(A - mean) / standard deviation (n - 1), both over the tokens"
-              " of the"
-              " mask"
+              " of the mask"
           ),
           source="masked whitening of PPO (verl's masked_whiten)",
-          fault="the mean also counts padding",
+          fault="the mean also counts padding, the variance does not",
           issue=GITHUB + "NovaSky-AI/SkyRL/issues/1305",
+      ),
+  ]
+
+
+def _more_advantages() -> list[Case]:
+  """Advantages of recent papers."""
+  groups = [0, 0, 1, 1]
+
+  def tokens(values):
+    """Numbers of rows or tokens, where the mask has a token."""
+    values = np.asarray(values, np.float64)
+    values = values if values.ndim == 2 else values[:, None]
+    return np.where(MASK, values, NAN)
+
+  def whitened(values_BT):
+    inside = values_BT[MASK]
+    return (values_BT - inside.mean()) / inside.std(ddof=1)
+
+  # OTB: weights up to each token, returns are the outcome.
+  probs = _rows(
+      [0.5, 0.2, 0.9, 0.4],
+      [0.3, 0.6, 0.1, 0.8],
+      [0.4, 0.7, 0.25, 0.9],
+      [0.2, 0.5, 0.6, 0.3],
+  )
+  squares = probs**2 + 0.3 * (1 - probs) ** 2
+  energy = np.where(MASK, np.cumsum(1 - 2 * probs + squares, 1), 0.0)
+  otb = np.full((4, 4), NAN)
+  for rows in ([0, 1], [2, 3]):
+    share = energy[rows] / energy[rows].sum(0).clip(1e-9)
+    baseline = (share * ADVANTAGES[rows, None]).sum(0)
+    otb[rows] = ADVANTAGES[rows, None] - baseline
+  # A baseline of a token that no other response reaches is a choice.
+  otb[~MASK] = otb[1, 1] = otb[2, 3] = NAN
+  returns = _returns_case("", MASK, 1.0)
+  returns_BT = np.array(returns.expected["returns_BT"], np.float64)
+  # The papers do not say whether the variance divides by n or by n - 1; of ten
+  # tokens, the standard deviations differ by 5.4%.
+  either = 0.06
+  parts = _rows(
+      [1, 0, 0, 1, 0, 0, 1, 0], [0.5, 0.25, 0.75, 0.5, 0.1, 0.9, 0.3, 0.3]
+  )
+  terms = parts.reshape(2, 2, 4)
+  terms = terms - terms.mean(2, keepdims=True)
+  terms = terms / terms.std(2, ddof=1, keepdims=True)
+  total = terms[0].ravel() + 0.5 * terms[1].ravel()
+  # M2PO: the active tokens (log r and A of one sign) have (log r)^2 .0025, .01,
+  # .0225, .04, .0625, .16, .25; the mean of the first five is .0275, with .16
+  # it is .0496.
+  logs = _rows(
+      [0.1, 0, 0, 0],
+      [0.6, -0.2, 0, 0],  # .6 is far, but A < 0: no clip could stop it
+      [0.25, -0.1, 0.5, 0.05],
+      [-0.4, 0.1, -0.15, 0],
+  )
+  kept = np.exp(logs)
+  kept[2, 2] = kept[3, 0] = 0.0
+  return [
+      Case(
+          name="reinforce_pp/by_hand",
+          operation="reinforce_pp_advantages",
+          inputs=returns.inputs,
+          expected=dict(advantages_BT=_f(whitened(returns_BT))),
+          formula=(
+              "(A - mean) / standard deviation, both over all tokens; A is the"
+              " sum of the rewards from the token on, which are -beta (log p -"
+              " log p_ref), plus the outcome on the last token of the mask"
+          ),
+          source="REINFORCE++, arXiv:2501.03262",
+          rtol=either,
+      ),
+      Case(
+          name="reinforce_pp_baseline/by_hand",
+          operation="reinforce_pp_baseline_advantages",
+          inputs=dict(
+              rewards_B=_f(ADVANTAGES), groups_B=groups, mask_BT=MASK.tolist()
+          ),
+          # Means -1/2 and 1.
+          expected=dict(
+              advantages_BT=_f(whitened(tokens([1.5, -1.5, 2.0, -2.0])))
+          ),
+          formula=(
+              "(A - mean) / standard deviation, both over all tokens; A is R -"
+              " mean of the group"
+          ),
+          source="REINFORCE++-baseline, arXiv:2501.03262",
+          rtol=either,
+      ),
+      Case(
+          name="opo/by_hand",
+          operation="opo_advantages",
+          inputs=dict(
+              rewards_B=_f(ADVANTAGES), groups_B=groups, mask_BT=MASK.tolist()
+          ),
+          # (1 * 1 - 2 * 2) / 3 = -1; (4 * 3 - 3 * 1) / 7 = 9/7.
+          expected=dict(advantages_BT=_f(tokens([2.0, -1.0, 12 / 7, -16 / 7]))),
+          formula="R - mean of the group, each response weighed by its length",
+          source="OPO, arXiv:2505.23585",
+      ),
+      Case(
+          name="otb/by_hand",
+          operation="otb_advantages",
+          inputs=dict(
+              rewards_B=_f(ADVANTAGES),
+              groups_B=groups,
+              logps_BT=_f(np.log(probs)),
+              squares_BT=_f(squares),
+              mask_BT=MASK.tolist(),
+          ),
+          expected=dict(advantages_BT=_f(otb)),
+          formula=(
+              "R - sum(W R) / sum(W) over the group's responses that reach the"
+              " token, W = sum of 1 - 2 p + (squared probabilities of the"
+              " vocabulary) up to the token"
+          ),
+          source="optimal token baseline, arXiv:2602.07078",
+      ),
+      Case(
+          name="gdpo/by_hand",
+          operation="gdpo_advantages",
+          inputs=dict(
+              parts_KB=_f(parts),
+              weights_K=[1.0, 0.5],
+              groups_B=[0, 0, 0, 0, 1, 1, 1, 1],
+          ),
+          expected=dict(
+              advantages_B=_f((total - total.mean()) / total.std(ddof=1))
+          ),
+          formula=(
+              "each part of the reward as in GRPO, the weighted sum of the"
+              " parts, (A - mean) / standard deviation (n - 1) of the batch;"
+              " responses of one token"
+          ),
+          source="GDPO, arXiv:2601.05242",
+          rtol=1e-3,
+      ),
+      Case(
+          name="pass_at_k/by_hand",
+          operation="pass_at_k_advantages",
+          inputs=dict(
+              rewards_B=[1.0, 0, 0, 0, 1, 1, 0, 0],
+              groups_B=[0, 0, 0, 0, 1, 1, 1, 1],
+              k=2,
+          ),
+          # P = 1/2, s = 1/2, Q = 2/3; P = 5/6, s = sqrt(5)/6, Q = 1/3.
+          expected=dict(
+              advantages_B=_f(
+                  [1, *[-1 / 3] * 3, *np.array([1, 1, -1, -1]) / 5**0.5]
+              )
+          ),
+          formula=(
+              "pass@2 of a group of 4, s = sqrt(P (1 - P)): (1 - P) / s of a"
+              " success, (1 - P - Q) / s of a failure; P is the chance that two"
+              " responses have a success, Q that one of the others is a failure"
+          ),
+          source="pass@k training, arXiv:2508.10751",
+      ),
+      Case(
+          name="w_reinforce/by_hand",
+          operation="w_reinforce_advantages",
+          inputs=dict(rewards_B=[1.0, -1, 1, -1], weight=0.1),
+          expected=dict(advantages_B=[0.1, -1, 0.1, -1]),
+          formula="R, times .1 where R > 0",
+          source="W-REINFORCE, arXiv:2506.01347",
+      ),
+      Case(
+          name="m2po/by_hand",
+          operation="m2po_weights",
+          inputs=dict(
+              old_logps_BT=_f(OLD),
+              sampler_logps_BT=_f(OLD - logs),
+              advantages_BT=_f(np.broadcast_to(ADVANTAGES[:, None], (4, 4))),
+              mask_BT=MASK.tolist(),
+              threshold=0.04,
+          ),
+          expected=dict(weights_BT=_f(tokens(kept))),
+          formula=(
+              "pi_old / pi_sampler, 0 for the tokens of largest (log r)^2 among"
+              " those whose log r and A have one sign, until the mean (log r)^2"
+              " of the rest of them is at most .04"
+          ),
+          source="M2PO, arXiv:2510.01161, algorithm 1",
       ),
   ]
 
@@ -513,17 +703,21 @@ def _surrogates() -> list[Case]:
   row = SIGNS[:, :1]
   s = np.exp(log_s)
   gspo_loss, gspo_grad = _clipped(s, row, 0.2, 0.28)
-  # d log s / d log p = 1 / |o|: the weight of a token is 1 / |o| / rows.
-  gspo = _loss(
-      gspo_ratios,
-      row,
-      MASK,
-      WEIGHTS["seq_mean_token_mean"],
-      loss=np.broadcast_to(gspo_loss, (4, 4)),
-      grad=np.broadcast_to(gspo_grad, (4, 4)),
-      reduction="seq_mean_token_mean",
-      kind="gspo",
-      **DAPO,
+  # d log s / d log p = 1 / |o|: the weight of a token is 1 / |o| / rows; with
+  # the sum over tokens (LUSPO), 1 / rows.
+  gspo, luspo = (
+      _loss(
+          gspo_ratios,
+          row,
+          MASK,
+          WEIGHTS[reduction],
+          loss=np.broadcast_to(gspo_loss, (4, 4)),
+          grad=np.broadcast_to(gspo_grad, (4, 4)),
+          reduction=reduction,
+          kind="gspo",
+          **DAPO,
+      )
+      for reduction in ("seq_mean_token_mean", "seq_mean_token_sum")
   )
   leak = dict(gspo["inputs"])
   leak["logps_BT"] = np.where(MASK, OLD + np.log(gspo_ratios), 3.0).tolist()
@@ -552,11 +746,6 @@ def _surrogates() -> list[Case]:
           **_policy(np.ones((4, 4)), -np.abs(SIGNS), ALL),
           formula=clip + "; at r = 1 the gradient is -A for both signs of A",
           source=ppo,
-          fault=(
-              "max instead of min where A < 0 (as write-ups have it): no"
-              " gradient at"
-              " r = 1"
-          ),
       ),
       Case(
           name="ppo/clip_higher",
@@ -564,10 +753,10 @@ def _surrogates() -> list[Case]:
           formula=clip + "; low .2, high .28",
           source="DAPO, arXiv:2503.14476, eq 10",
           fault=(
-              "the bounds are mixed up (low 3, the constant of the dual"
-              " clip)"
+              "the clipped term is computed and not used, so that the upper"
+              " bound has no effect"
           ),
-          issue=GITHUB + "redai-studio/Relax/issues/23",
+          issue=GITHUB + "rllm-org/rllm/issues/81",
       ),
       Case(
           name="ppo/lower_bound",
@@ -583,11 +772,10 @@ def _surrogates() -> list[Case]:
           formula=clip + "; r = p / p_old, p_old of the policy that sampled",
           source=ppo,
           fault=(
-              "the ratio is taken to the current policy, p / stop_gradient(p):"
-              " it is"
-              " always 1 and nothing is ever clipped"
+              "the ratio is p / stop_gradient(p): it is always 1, and the clip"
+              " never binds (the thread asks whether to change it)"
           ),
-          issue=GITHUB + "Liuziyu77/Visual-RFT/issues/250",
+          issue=GITHUB + "inclusionAI/AReno/issues/68",
       ),
       Case(
           name="ppo/advantages_are_not_the_mask",
@@ -616,10 +804,7 @@ def _surrogates() -> list[Case]:
           **(hidden | dict(inputs=huge)),
           formula=clip + " of the mask; outside of it log r is 200",
           source=ppo,
-          fault=(
-              "0 * inf: r overflows outside of the mask, and the product is"
-              " NaN"
-          ),
+          fault="0 * inf: the ratio of a masked token overflows",
           issue=GITHUB + "PrimeIntellect-ai/prime-rl/pull/2084",
       ),
       Case(
@@ -627,7 +812,7 @@ def _surrogates() -> list[Case]:
           **(hidden | dict(inputs=minus)),
           formula=clip + " of the mask; outside of it log p_old is -inf",
           source=ppo,
-          fault="0 * inf: log-probs of masked tokens reach the loss",
+          fault="0 * inf: masked log-probs of -inf or NaN reach the loss",
           issue=GITHUB + "NVIDIA-NeMo/RL/pull/4120",
       ),
       Case(
@@ -635,8 +820,7 @@ def _surrogates() -> list[Case]:
           **gspo,
           formula=(
               "-min(s A, clip(s) A), s = exp(mean of log r over the response),"
-              " mean"
-              " over responses"
+              " mean over responses"
           ),
           source="GSPO, arXiv:2507.18071, eq 5",
           fault="the loss of a response is multiplied by its length",
@@ -647,8 +831,20 @@ def _surrogates() -> list[Case]:
           **(gspo | dict(inputs=leak)),
           formula="the same; outside of the mask log r is 4",
           source="GSPO, arXiv:2507.18071, eq 5",
-          fault="log-ratios of masked tokens enter the ratio of the response",
+          fault=(
+              "masked tokens enter the mean of the log-ratios (there, a mean"
+              " over the batch)"
+          ),
           issue=GITHUB + "MakazhanAlpamys/Soup/issues/723",
+      ),
+      Case(
+          name="luspo/by_hand",
+          **luspo,
+          formula=(
+              "GSPO's loss of a response times its number of tokens, mean over"
+              " responses"
+          ),
+          source="LUSPO, arXiv:2602.05261",
       ),
       Case(
           name="cispo/by_hand",
@@ -668,7 +864,7 @@ def _surrogates() -> list[Case]:
 
 
 def _recent_surrogates() -> list[Case]:
-  """Surrogates of recent papers: no fault of them is documented."""
+  """Surrogates of recent papers."""
   # Log-ratios and advantages of each response; tokens inside and outside.
   log_BT = np.log(
       _rows(
@@ -794,6 +990,7 @@ def _reductions() -> list[Case]:
       token_mean="sum over all tokens / number of tokens",
       seq_mean_token_mean="mean over responses of the mean over tokens",
       seq_mean_token_sum="mean over responses of the sum over tokens",
+      token_sum="sum over all tokens",
       constant="sum over all tokens / (responses x maximal length)",
       prompt_token_mean="mean over prompts of the mean over a prompt's tokens",
   )
@@ -801,18 +998,18 @@ def _reductions() -> list[Case]:
       token_mean="DAPO, arXiv:2503.14476, sec 3.3 (the released recipe)",
       seq_mean_token_mean="GRPO, arXiv:2402.03300, eq 3",
       seq_mean_token_sum="the name is verl's",
+      token_sum="the name is verl's",
       constant="Dr.GRPO, arXiv:2503.20783, sec 3.2",
       prompt_token_mean="DAPO, arXiv:2503.14476, eq 8 as printed",
   )
   faults = dict(
       token_mean=(
-          "loss_agg_mode was not passed to the loss: every mode was one and the"
-          " same",
-          "verl-project/verl/issues/1083",
+          "the losses of masked tokens are in the sum and not in the count",
+          "alibaba/ROLL/pull/444",
       ),
-      seq_mean_token_mean=(
-          "GRPO's loss divided by the tokens of the batch",
-          "huggingface/trl/issues/2995",
+      seq_mean_token_sum=(
+          "loss_agg_mode is not passed to the loss: the mode has no effect",
+          "verl-project/verl/issues/1083",
       ),
       constant=(
           "divided by the maximal length only: the loss grows with the batch",
@@ -840,6 +1037,9 @@ def _reductions() -> list[Case]:
       token_mean=kept / 6,
       seq_mean_token_mean=kept / np.array([[1], [2], [4], [3]]) / 3,
   ).items():
+    # Only the count of tokens is in a thread.
+    fault = "filtered tokens still count in the denominator"
+    documented = name == "token_mean"
     cases.append(
         Case(
             name=f"overlong_filtering/{name}",
@@ -855,8 +1055,8 @@ def _reductions() -> list[Case]:
             ),
             formula=text[name] + "; a filtered response is in no count",
             source="DAPO, arXiv:2503.14476, sec 3.4 (overlong filtering)",
-            fault="filtered tokens or responses still count in the denominator",
-            issue=GITHUB + "huggingface/trl/issues/6369",
+            fault=fault if documented else "",
+            issue=GITHUB + "huggingface/trl/issues/6369" if documented else "",
         )
     )
   accumulation = dict(
@@ -869,7 +1069,8 @@ def _reductions() -> list[Case]:
           "NVIDIA-NeMo/RL/issues/84",
       ),
       constant=(
-          "the loss is multiplied by the number of micro-batches",
+          "the gradient is multiplied by the number of micro-batches (found in"
+          " review)",
           "redai-studio/Relax/pull/173",
       ),
   )
@@ -882,8 +1083,7 @@ def _reductions() -> list[Case]:
             name=f"micro_batches/{name}",
             **made,
             formula=(
-                f"the gradient of the {name} of all rows, in two"
-                f" micro-batches"
+                f"the gradient of the {name} of all rows, in two micro-batches"
             ),
             source="definition of gradient accumulation",
             fault=fault,
@@ -900,7 +1100,9 @@ def _reductions() -> list[Case]:
           expected=dict(loss=made["expected"]["loss"]),
           formula="the logged policy loss is the loss, in two micro-batches",
           source="definition",
-          fault="the logged loss is multiplied by the number of micro-batches",
+          fault=(
+              "the logged loss is divided by the number of micro-batches twice"
+          ),
           issue=GITHUB + "verl-project/verl/pull/4711",
       )
   )
@@ -985,11 +1187,14 @@ def _kl() -> list[Case]:
       k1=(d, np.ones((4, 4)), "d"),
       k2=(d**2 / 2, d, "d^2 / 2"),
       k3=(np.exp(-d) - 1 + d, 1 - np.exp(-d), "exp(-d) - 1 + d"),
+      # The gradient at d = 0 is a choice.
+      abs=(np.abs(d), np.where(d == 0, NAN, np.sign(d)), "|d|"),
   )
   schulman = "Schulman, Approximating KL divergence, 2020"
   faults = dict(
       k3=(
-          "the log-ratio has the wrong sign: exp(d) - 1 - d",
+          "the log-ratio has the wrong sign: exp(d) - 1 - d (in the code that"
+          " the review quotes)",
           "ml-explore/mlx-examples/pull/1233",
       )
   )
@@ -1011,7 +1216,7 @@ def _kl() -> list[Case]:
                 grad_BT=_f(np.where(MASK, grad / 10, 0)),
             ),
             formula=f"{formula}, d = log p - log p_ref; mean over tokens",
-            source=schulman,
+            source=schulman if kind != "abs" else "the name is verl's",
             fault=fault,
             issue=GITHUB + issue if issue else "",
         )
@@ -1020,13 +1225,22 @@ def _kl() -> list[Case]:
   gradient = P * (np.log(P / Q) - kl)
   reverse = (
       "the expected gradient by the logits of the KL term in the loss is that"
-      " of"
-      " KL(p || q): p (log(p / q) - KL)"
+      " of KL(p || q): p (log(p / q) - KL)"
   )
-  issue = GITHUB + "NVIDIA-NeMo/RL/pull/2506"
-  for choice, fault in (
-      ("default", "k3 in the loss where the reverse KL was meant"),
-      ("unbiased", "no term in the loss has the gradient of the reverse KL"),
+  for choice, fault, issue in (
+      (
+          "default",
+          "k1 or k3 is differentiated where the reverse KL was meant: the"
+          " expected gradient of k1 is 0, and that of k3 is the one of the"
+          " forward KL",
+          "OpenRLHF/OpenRLHF/pull/1309",
+      ),
+      (
+          "unbiased",
+          "the KL estimate in the loss lacks the score term: its expected"
+          " gradient is not that of the reverse KL",
+          "NVIDIA-NeMo/RL/pull/2506",
+      ),
   ):
     cases.append(
         Case(
@@ -1042,7 +1256,7 @@ def _kl() -> list[Case]:
             ),
             source="arXiv:2512.21852",
             fault=fault,
-            issue=issue,
+            issue=GITHUB + issue,
         )
     )
   return cases
@@ -1098,10 +1312,10 @@ def _others() -> list[Case]:
           ),
           source="PPO's value clip, as in OpenAI baselines ppo2",
           fault=(
-              "the clipped difference to the old value, not the clipped"
-              " value"
+              "the old values are predicted anew by the critic in training, so"
+              " that the clip has no effect"
           ),
-          issue=GITHUB + "ray-project/ray/issues/19291",
+          issue=GITHUB + "tensorflow/agents/issues/352",
       ),
       Case(
           name="logps/temperature",
@@ -1147,16 +1361,16 @@ def _others() -> list[Case]:
           [4, 12, 14, 20],
           [16, 48, 56, 80],
           [0.0, 0, -0.25, -1],
-          fault="the length is counted in characters",
-          issue=GITHUB + "huggingface/open-r1/pull/567",
+          fault="the length is counted in characters (there, in a first draft)",
+          issue=GITHUB + "huggingface/open-r1/pull/638",
       ),
       lengths(
           "floor",
           [20, 24, 28, 40],
           [20, 24, 28, 40],
           [-1.0, -1, -1, -1],
-          fault="the punishment falls below -1",
-          issue=GITHUB + "modelscope/ms-swift/issues/5865",
+          fault="the punishment has no bound above L_max (found in review)",
+          issue=GITHUB + "OpenRLHF/OpenRLHF/pull/1091",
       ),
       Case(
           name="dynamic_sampling/accuracy",
@@ -1197,12 +1411,15 @@ def _others() -> list[Case]:
           ),
           expected=dict(prompts=[0, 2]),
           formula=(
-              "the first prompts with signal in the order of the data,"
-              " whatever their"
-              " responses take to finish"
+              "the first prompts with signal in the order of the data, whatever"
+              " time their responses take"
           ),
           source="DAPO, arXiv:2503.14476, algorithm 1; Magistral, 2506.10910",
-          fault="prompts are taken in the order of completion: short ones win",
+          fault=(
+              "prompts whose responses take long are discarded as stale: the"
+              " data lean towards prompts that finish early (there, in"
+              " asynchronous training)"
+          ),
           issue=GITHUB + "thinking-machines-lab/tinker-cookbook/pull/822",
       ),
       Case(
@@ -1212,12 +1429,14 @@ def _others() -> list[Case]:
           expected=dict(kept=True),
           formula=(
               "with two optimizer steps per rollout, the ratio of the second"
-              " one is"
-              " to the policy that sampled: its log-probs are kept"
+              " one is to the policy that sampled: its log-probs are kept"
           ),
           source="PPO, arXiv:1707.06347, algorithm 1",
-          fault="the ratio is anchored at the policy in training",
-          issue=GITHUB + "inclusionAI/AReno/issues/68",
+          fault=(
+              "the sampler's log-probs are recomputed with the current weights"
+              " before every step: the ratio is always 1"
+          ),
+          issue=GITHUB + "GMISWE/tinker-cloud/pull/66",
       ),
   ]
 
@@ -1225,6 +1444,7 @@ def _others() -> list[Case]:
 CASES: tuple[Case, ...] = (
     *_advantages(),
     *_tokens(),
+    *_more_advantages(),
     *_surrogates(),
     *_recent_surrogates(),
     *_reductions(),

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import re
+import sys
 import types
 from unittest import mock
 
@@ -16,6 +17,7 @@ from conftest import ROOT
 from bench import conformance, conformance_cases
 from bench.adapters import __main__ as worker, ours
 from rl_reason.algorithms import (
+    advantage_variants,
     advantages,
     corrections,
     credit,
@@ -170,12 +172,15 @@ def local_weights(loss):
   return of_micro_batch
 
 
-def logged_twice(loss):
-  def wrong(*args):
-    total, metrics = loss(*args)
-    return total, metrics | dict(pg_loss=2 * metrics["pg_loss"])
+def logged_times(factor):
+  def change(loss):
+    def wrong(*args):
+      total, metrics = loss(*args)
+      return total, metrics | dict(pg_loss=factor * metrics["pg_loss"])
 
-  return wrong
+    return wrong
+
+  return change
 
 
 class NoMask:
@@ -289,6 +294,24 @@ def detached(cispo):
   return wrong
 
 
+def old_values_anew(loss):
+  return lambda new_BT, old_BT, target_BT, clip: loss(
+      new_BT, new_BT, target_BT, clip=clip
+  )
+
+
+def of_all_tokens(second_moment):
+  """AReaL's mask does not read the advantages."""
+
+  def wrong(old_BT, sampler_BT, mask_BT, advantages_BT, *, threshold):
+    signs_BT = jnp.sign(old_BT - sampler_BT)
+    return second_moment(
+        old_BT, sampler_BT, mask_BT, signs_BT, threshold=threshold
+    )
+
+  return wrong
+
+
 def shorter(loss):
   return lambda new_BT, old_BT, target_BT, clip: jnp.minimum(
       (new_BT - target_BT) ** 2, (old_BT - target_BT) ** 2
@@ -309,6 +332,7 @@ def from_the_end(first_fit):
 
 NORM = patch(advantages, group_norm=instead(advantages.group_mean))
 LOCAL = [patch(objective, loss=local_weights)]
+UNWHITENED = [patch(reductions, whiten=instead(lambda x_BT, mask_BT: x_BT))]
 MUTATIONS = {
     "grpo/by_hand": [NORM],
     "grpo/rows_apart": [patch(advantages, group_norm=group_norm_of_four)],
@@ -375,6 +399,51 @@ MUTATIONS = {
         patch(advantages, returns_to_go=unmasked_returns),
     ],
     "whiten/padding": [patch(reductions, masked_mean=instead(one_mean))],
+    "reinforce_pp/by_hand": UNWHITENED,
+    "reinforce_pp_baseline/by_hand": UNWHITENED,
+    "opo/by_hand": [
+        patch(
+            advantage_variants,
+            opo=instead(
+                lambda rewards_B, groups_B, mask_BT: advantages.group_mean(
+                    rewards_B, groups_B
+                )
+            ),
+        )
+    ],
+    "otb/by_hand": [
+        patch(
+            advantage_variants,
+            optimal_token_baseline=instead(
+                lambda rewards_B, groups_B: advantages.group_mean(
+                    rewards_B, groups_B
+                )
+            ),
+        )
+    ],
+    "gdpo/by_hand": [
+        patch(
+            advantage_variants,
+            group_norm=instead(
+                lambda part_B, groups_B, **_: advantages.group_mean(
+                    part_B, groups_B
+                )
+            ),
+        )
+    ],
+    "pass_at_k/by_hand": [
+        patch(
+            advantage_variants,
+            pass_at_k=lambda f: lambda *args, k: f(*args, k=k + 1),
+        )
+    ],
+    "w_reinforce/by_hand": [
+        patch(
+            advantage_variants,
+            weak_positives=lambda f: lambda x_B, weight: f(x_B, weight=1.0),
+        )
+    ],
+    "m2po/by_hand": [patch(corrections, second_moment=of_all_tokens)],
     "ppo/by_hand": [
         patch(surrogates, _clip=clip_with(lambda low, high, d: (1, 9, d)))
     ],
@@ -412,6 +481,12 @@ MUTATIONS = {
     ],
     "gspo/masked_tokens": [
         patch(surrogates, row_mean=instead(lambda x, _: x.mean(1))),
+    ],
+    "luspo/by_hand": [
+        patch(
+            reductions,
+            seq_mean_token_sum=instead(reductions.seq_mean_token_mean),
+        )
     ],
     "cispo/by_hand": [patch(surrogates, cispo=detached)],
     "sapo/by_hand": [
@@ -460,6 +535,9 @@ MUTATIONS = {
     "reduction/seq_mean_token_sum": [
         patch(reductions, seq_mean_token_sum=instead(reductions.token_mean))
     ],
+    "reduction/token_sum": [
+        patch(reductions, token_sum=instead(reductions.seq_mean_token_sum))
+    ],
     "reduction/constant": [patch(reductions, constant=instead(without_rows))],
     "reduction/prompt_token_mean": [
         patch(reductions, prompt_token_mean=instead(reductions.token_mean))
@@ -473,7 +551,7 @@ MUTATIONS = {
     "micro_batches/token_mean": LOCAL,
     "micro_batches/seq_mean_token_mean": LOCAL,
     "micro_batches/constant": LOCAL,
-    "micro_batches/logged_loss": [patch(objective, loss=logged_twice)],
+    "micro_batches/logged_loss": [patch(objective, loss=logged_times(2))],
     "micro_batches/positive_nll": LOCAL,
     "tis/by_hand": [
         patch(
@@ -492,6 +570,7 @@ MUTATIONS = {
     "kl/k1": [estimator("k1", lambda a, b: b - a)],
     "kl/k2": [estimator("k2", lambda a, b: (a - b) ** 2)],
     "kl/k3": [estimator("k3", lambda a, b: jnp.expm1(a - b) - (a - b))],
+    "kl/abs": [estimator("abs", kl.k1)],
     "kl/gradient_default": [estimator("k3", kl.k1)],
     "kl/gradient_unbiased": [estimator("k2", kl.k1)],
     "value/clip": [patch(values, value_loss=shorter)],
@@ -539,12 +618,35 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_case_fails_where_the_function_is_broken(name):
+# The faults of the threads, where the mutation above is another one.
+AS_IN_THE_THREAD = {
+    "ppo/clip_higher": [
+        patch(surrogates, _clip=clip_with(lambda low, high, d: (1, 9, d)))
+    ],
+    "reduction/token_mean": [
+        patch(
+            reductions,
+            token_mean=instead(
+                lambda mask_BT, groups_B: jnp.full(mask_BT.shape, 1 / 10)
+            ),
+        ),
+        patch(ours.step, without_padding=instead(lambda batch: batch)),
+    ],
+    "micro_batches/logged_loss": [patch(objective, loss=logged_times(1 / 2))],
+    "value/clip": [patch(values, value_loss=old_values_anew)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [*MUTATIONS.items(), *AS_IN_THE_THREAD.items()],
+    ids=[*MUTATIONS, *(f"{x}, thread" for x in AS_IN_THE_THREAD)],
+)
+def test_a_case_fails_where_the_function_is_broken(name, mutation):
   known = KNOWN[conformance.OURS].get(name)
   patches = [
       mock.patch.object(module, attribute, change(getattr(module, attribute)))
-      for module, attribute, change in MUTATIONS[name]
+      for module, attribute, change in mutation
   ]
   for one in patches:
     one.start()
@@ -562,11 +664,11 @@ def test_a_case_fails_where_the_function_is_broken(name):
 
 def test_cases_have_a_source_and_faults_a_thread():
   assert len(CASES) == len(conformance_cases.CASES) >= 50
-  faults = [x for x in CASES.values() if x.issue]
-  assert len({x.issue for x in faults}) >= 15
+  assert MUTATIONS.keys() == CASES.keys()
+  assert len({x.issue for x in CASES.values()} - {""}) >= 15
   for case in CASES.values():
     assert case.source and case.formula
-    assert not case.issue or case.fault
+    assert bool(case.issue) == bool(case.fault)
   for name, rows in KNOWN.items():
     assert rows.keys() <= CASES.keys(), name
     for row in rows.values():
@@ -589,20 +691,138 @@ def test_verdicts():
   assert conformance.judge(case, other, row)["verdict"] == "fail"
   nothing = dict(values=dict(advantages_B=[float("nan")] * 8), calls="f")
   short = dict(values=dict(advantages_B=[0.0] * 3), calls="f")
+  ragged = dict(values=dict(advantages_B=[[0.0], [0.0, 1.0]]), calls="f")
   missing = dict(values={}, calls="f")
-  for answer in (nothing, short, missing):
+  for answer in (nothing, short, ragged, missing):
     assert conformance.judge(case, answer, None)["verdict"] == "fail"
+    found = conformance.judge(case, answer, row)
+    assert found["verdict"] == "fail"
+    assert found["note"].startswith("differs from its explanation")
   died = dict(error="Traceback\nValueError: no")
   assert conformance.judge(case, died, None)["note"] == "raises ValueError: no"
 
 
-def test_the_committed_table_is_of_these_cases():
-  cases = json.loads(
-      json.dumps(
-          conformance.portable([vars(x) for x in conformance_cases.CASES])
-      )
+@pytest.mark.parametrize(
+    ("wanted", "got", "same"),
+    [
+        ([1.0, None], [1.0, 5.0], True),
+        ([1.0, None], [1.0, float("nan")], True),
+        ([1.0, float("nan")], [1.0, float("nan")], True),
+        ([1.0, float("nan")], [1.0, 5.0], False),
+        ([1.0, 1.0], 1.0, False),  # would broadcast
+        (1.0, [1.0], False),
+    ],
+)
+def test_agree(wanted, got, same):
+  assert conformance.agree(dict(x=wanted), dict(x=got), 1e-6, 0) == same
+
+
+class Adapter:
+  """Operations by a keyword."""
+
+  def __init__(self, **operations):
+    vars(self).update(operations)
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        ([0.0], "TypeError: dr_grpo_advantages returns no dict of results"),
+        (None, "TypeError: dr_grpo_advantages returns no dict of results"),
+        (dict(advantages_B=[[0.0], [0.0, 1.0]]), "ValueError: "),
+    ],
+)
+def test_what_an_adapter_returns_is_an_error_of_its_case(out, error):
+  case = CASES["dr_grpo/by_hand"]
+  question = dict(name=case.name, operation=case.operation, inputs=case.inputs)
+  adapter = Adapter(dr_grpo_advantages=lambda **_: out)
+  answer = worker.run(adapter, question)
+  assert conformance.judge(case, answer, None)["note"].startswith(
+      f"raises {error}"
   )
-  assert RESULT["cases"] == cases
+
+
+def result_of(monkeypatch, tmp_path, before, against):
+  """`measure` with a peer that answers nothing, after a run with `before`."""
+  monkeypatch.setattr(conformance.harness, "ENVIRONMENTS", tmp_path)
+  python = conformance.interpreter("verl")
+  python.parent.mkdir(parents=True)
+  python.touch()
+  nothing = {x: dict(absent="no") for x in CASES}
+  answers = dict(versions=dict(x="1"), results=nothing)
+  monkeypatch.setattr(conformance, "ask", lambda *_: answers)
+  monkeypatch.setattr(conformance.results, "read", lambda _: before)
+  monkeypatch.setattr(conformance.results, "environment", dict)
+  given = types.SimpleNamespace(against=against, python="python3")
+  return conformance.measure(given)
+
+
+def test_a_new_or_changed_case_is_not_asked_of_the_other_peers(
+    monkeypatch, tmp_path
+):
+  new, other, text = "gae/by_hand", "kl/k1", "kl/k2"
+  before = json.loads(json.dumps(RESULT))
+  before["cases"] = [x for x in before["cases"] if x["name"] != new]
+  for library in before["libraries"].values():
+    library["verdicts"].pop(new)
+  changes = {other: dict(rtol=1.0), text: dict(formula="f")}
+  for case in before["cases"]:
+    case |= changes.get(case["name"], {})
+  result = result_of(monkeypatch, tmp_path, before, ["verl"])
+  found = result["libraries"]["trl"]["verdicts"]
+  assert found.keys() == CASES.keys()
+  asked = {k for k, x in found.items() if x["verdict"] != "not asked"}
+  assert asked == CASES.keys() - {new, other}
+  page = conformance.page(result)
+  assert any(x.startswith("| [gae/by_hand]") and "| ? |" in x for x in page)
+  assert "| ? | 0 | 2 | 0 | 2 | 2 |" in page
+  assert conformance.NOT_ASKED in page
+  assert result["libraries"]["verl"]["verdicts"][new]["verdict"] == "absent"
+
+
+def test_the_page():
+  page = conformance.page(RESULT)
+  text = " ".join(page)
+  assert "?" not in "".join(page[: page.index("## Differences")])
+  threads = {x.issue for x in CASES.values()} - {""}
+  assert f"documented in {len(threads)} threads" in text
+  alone = [
+      x
+      for x in CASES
+      if all(
+          RESULT["libraries"][p]["verdicts"][x]["verdict"] == "absent"
+          for p in conformance.PEERS
+      )
+  ]
+  assert f"{len(alone)} cases are answered by this package alone" in text
+
+
+def test_the_page_lists_what_passes_again():
+  result = json.loads(json.dumps(RESULT))
+  note = "differences.toml is out of date"
+  result["libraries"]["trl"]["verdicts"]["kl/k3"] |= dict(note=note)
+  page = conformance.page(result)
+  assert f"- `kl/k3` passes: {note}" in page
+  assert len(page) == len(conformance.page(RESULT)) + 1
+
+
+@pytest.mark.parametrize(
+    ("against", "python", "words"),
+    [
+        (["trl", "my:Adapter"], "", "--against=my:Adapter: an adapter of your"),
+        (["my:Adapter"], "/none", "--python=/none: No such file or directory"),
+        (["nothing_here"], sys.executable, "died: ModuleNotFoundError: No mod"),
+    ],
+)
+def test_errors_are_one_line(against, python, words):
+  given = types.SimpleNamespace(against=against, python=python)
+  with pytest.raises(SystemExit, match=re.escape(words)) as end:
+    conformance.measure(given)
+  assert "\n" not in str(end.value) and "['" not in str(end.value)
+
+
+def test_the_committed_table_is_of_these_cases():
+  assert RESULT["cases"] == conformance.case_data()
   assert list(RESULT["libraries"]) == [conformance.OURS, *conformance.PEERS]
   for name, library in RESULT["libraries"].items():
     rows = library["verdicts"]

@@ -14,6 +14,14 @@ vocabulary.
 |----------------------|------------------------------------------------------|
 | grpo_advantages, dr_grpo_advantages, rloo_advantages, lite_ppo_advantages,   |
 | max_rl_advantages    | rewards_B, groups_B -> advantages_B                  |
+| pass_at_k_advantages | rewards_B, groups_B, k -> advantages_B               |
+| w_reinforce_advantages | rewards_B, weight -> advantages_B                  |
+| gdpo_advantages      | parts_KB (of the reward), weights_K, groups_B ->     |
+|                      | advantages_B, of responses of one token              |
+| opo_advantages, reinforce_pp_baseline_advantages                            |
+|                      | rewards_B, groups_B, mask_BT -> advantages_BT        |
+| otb_advantages       | rewards_B, groups_B, logps_BT, squares_BT (sum of    |
+|                      | squared probabilities), mask_BT -> advantages_BT     |
 | token_advantages     | rewards_B, groups_B, mask_BT -> advantages_BT, of     |
 |                      | Dr.GRPO                                              |
 | gae                  | rewards_BT, values_BT, mask_BT, gamma, lam ->        |
@@ -22,7 +30,10 @@ vocabulary.
 | kl_reward_returns    | rewards_B, logps_BT, ref_logps_BT, mask_BT, kl_coef, |
 |                      | gamma -> returns_BT (to go, of the k1 penalty and    |
 |                      | the outcome, not whitened)                           |
+| reinforce_pp_advantages | the same -> advantages_BT, whitened               |
 | whiten               | values_BT, mask_BT -> values_BT                      |
+| m2po_weights         | old_logps_BT, sampler_logps_BT, advantages_BT,       |
+|                      | mask_BT, threshold -> weights_BT                     |
 | policy_loss          | see below -> loss, grad_BT (by logps_BT)             |
 | logged_loss          | as policy_loss -> loss, as the library logs it       |
 | positive_nll         | logps_BT, correct_B, mask_BT, micro_batches -> loss, |

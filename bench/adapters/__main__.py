@@ -52,15 +52,16 @@ def run(adapter, case: dict) -> dict:
     return dict(absent=absent.get(operation, "the library has no function"))
   try:
     out = function(**arguments(case["inputs"]))
+    if not isinstance(out, dict):
+      raise TypeError(f"{operation} returns no dict of results")
+    values = {name: plain(x) for name, x in out.items()}
   except NotImplementedError as e:
     return dict(absent=str(e))
   except Exception:  # the library's own error is a result
     return dict(error=traceback.format_exc(limit=-2))
   about = (function.__doc__ or "").strip().split("\n\n")[0]
-  return dict(
-      values={name: plain(x) for name, x in out.items()},
-      calls=" ".join(about.split()).removesuffix("."),
-  )
+  calls = " ".join(about.split()).removesuffix(".")
+  return dict(values=values, calls=calls)
 
 
 def main() -> None:

@@ -58,6 +58,12 @@ ABSENT = dict(
     lite_ppo_advantages="no such advantage",
     max_rl_advantages="no such advantage",
     gae_length_adaptive="no such advantage",
+    pass_at_k_advantages="no such advantage",
+    w_reinforce_advantages="no such advantage",
+    gdpo_advantages="no such advantage",
+    opo_advantages="no such advantage",
+    otb_advantages="no such advantage",
+    m2po_weights="no such mask",
     whiten="whitened inline, over the experiences of all workers",
     logged_loss="logged by the worker, which needs DeepSpeed",
     positive_nll="no such term",
@@ -80,7 +86,9 @@ def _maker():
   return maker.__new__(maker)
 
 
-def _advantages(estimator, rewards_B, groups_B, mask_BT=None):
+def _advantages(
+    estimator, rewards_B, groups_B, mask_BT=None, kl_BT=None, kl_coef=0.0
+):
   """`compute_advantages_and_returns` of one experience."""
   sizes = np.bincount(groups_B)
   if not np.array_equal(groups_B, np.repeat(np.arange(len(sizes)), sizes[0])):
@@ -92,17 +100,17 @@ def _advantages(estimator, rewards_B, groups_B, mask_BT=None):
       rollout=space(n_samples_per_prompt=int(sizes[0])),
       algo=space(
           advantage=space(
-              estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=True
+              estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False
           )
       ),
       reward=space(clip_range=None),
   )
   maker.strategy, maker.advantage_estimator = space(args=args), estimator
-  maker.kl_ctl = space(value=0.0)
+  maker.kl_ctl = space(value=kl_coef)
   experience = space(
       index=list(range(rows)),
       rewards=torch.tensor(rewards_B),
-      kl=torch.zeros(mask.shape),
+      kl=torch.zeros(mask.shape) if kl_BT is None else kl_BT,
       action_mask=torch.tensor(mask),
       info={},
   )
@@ -130,6 +138,25 @@ def token_advantages(rewards_B, groups_B, mask_BT):
   out = _advantages("dr_grpo", rewards_B, groups_B, mask_BT)
   # The loss reads the positions of action_mask.
   return dict(advantages_BT=out * torch.tensor(mask_BT))
+
+
+def reinforce_pp_advantages(
+    rewards_B, logps_BT, ref_logps_BT, mask_BT, kl_coef, gamma
+):
+  """RemoteExperienceMaker.compute_advantages_and_returns, reinforce."""
+  del gamma  # 1, as in `_advantages`
+  kl_BT = model_utils.compute_approx_kl(
+      torch.tensor(logps_BT), torch.tensor(ref_logps_BT), kl_estimator="k1"
+  )
+  each_B = np.arange(len(rewards_B))
+  out = _advantages("reinforce", rewards_B, each_B, mask_BT, kl_BT, kl_coef)
+  return dict(advantages_BT=out)
+
+
+def reinforce_pp_baseline_advantages(rewards_B, groups_B, mask_BT):
+  """compute_advantages_and_returns, reinforce_baseline."""
+  out = _advantages("reinforce_baseline", rewards_B, groups_B, mask_BT)
+  return dict(advantages_BT=out)
 
 
 def gae(rewards_BT, values_BT, mask_BT, gamma, lam):
@@ -225,6 +252,8 @@ def _kl(logps_BT, ref_logps_BT, mask_BT, **options):
 
 def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
   """openrlhf.models.utils.compute_approx_kl, models.loss.aggregate_loss."""
+  if kind not in ("k1", "k2", "k3"):
+    raise NotImplementedError(f"no kl_estimator for {kind}")
   return _kl(logps_BT, ref_logps_BT, mask_BT, kl_estimator=kind)
 
 

@@ -12,6 +12,7 @@ from bench.adapters import expected_gradient, four_rows
 from configs import grpo
 from configs.paper import grpo as grpo_paper
 from rl_reason.algorithms import (
+    advantage_variants,
     advantages,
     corrections,
     credit,
@@ -68,7 +69,30 @@ def max_rl_advantages(rewards_B, groups_B):
   return dict(advantages_B=advantages.max_rl(*_group(rewards_B, groups_B)))
 
 
-def _credit(advantage, mask_BT, **rows):
+def pass_at_k_advantages(rewards_B, groups_B, k):
+  """rl_reason.algorithms.advantage_variants.pass_at_k."""
+  inputs = _group(rewards_B, groups_B)
+  return dict(advantages_B=advantage_variants.pass_at_k(*inputs, k=k))
+
+
+def w_reinforce_advantages(rewards_B, weight):
+  """rl_reason.algorithms.advantage_variants.weak_positives."""
+  found_B = advantage_variants.weak_positives(rewards_B, weight=weight)
+  return dict(advantages_B=found_B)
+
+
+def gdpo_advantages(parts_KB, weights_K, groups_B):
+  """advantage_variants.gdpo, reductions.whiten (`advantage.whiten`)."""
+  ones_B = jnp.ones(len(groups_B), bool)
+  parts = zip(jnp.asarray(parts_KB), weights_K, strict=True)
+  named = {f"part {i}": x for i, x in enumerate(parts)}
+  inputs = None, jnp.asarray(groups_B), ones_B, named
+  total_B = advantage_variants.gdpo(*inputs)[0]
+  white_B1 = reductions.whiten(total_B[:, None], ones_B[:, None])
+  return dict(advantages_B=white_B1[:, 0])
+
+
+def _credit(advantage, mask_BT, whiten=False, **rows):
   """`credit.assign`, as in a training step."""
   rows = (
       dict(
@@ -83,13 +107,36 @@ def _credit(advantage, mask_BT, **rows):
       | {k: x for k, x in rows.items() if k == "kl_coef"}
   )
   more = dict(kl="k1", kl_in_reward=True) if "kl_coef" in rows else {}
-  return credit.assign(rows, advantage=advantage, **more)["advantages_BT"]
+  out = credit.assign(rows, advantage=advantage, whiten=whiten, **more)
+  return out["advantages_BT"]
 
 
 def token_advantages(rewards_B, groups_B, mask_BT):
   """rl_reason.algorithms.credit.assign with advantages.group_mean."""
   rows = dict(rewards_B=rewards_B, groups_B=groups_B)
   out = _credit(advantages.group_mean, mask_BT, **rows)
+  return dict(advantages_BT=out)
+
+
+def reinforce_pp_baseline_advantages(rewards_B, groups_B, mask_BT):
+  """rl_reason.algorithms.credit.assign, advantages.group_mean, whiten."""
+  rows = dict(rewards_B=rewards_B, groups_B=groups_B)
+  out = _credit(advantages.group_mean, mask_BT, whiten=True, **rows)
+  return dict(advantages_BT=out)
+
+
+def opo_advantages(rewards_B, groups_B, mask_BT):
+  """rl_reason.algorithms.credit.assign with advantage_variants.opo."""
+  rows = dict(rewards_B=rewards_B, groups_B=groups_B)
+  out = _credit(advantage_variants.opo, mask_BT, **rows)
+  return dict(advantages_BT=out)
+
+
+def otb_advantages(rewards_B, groups_B, logps_BT, squares_BT, mask_BT):
+  """credit.assign with advantage_variants.optimal_token_baseline."""
+  rows = dict(rewards_B=rewards_B, groups_B=groups_B, logps_BT=logps_BT)
+  function = advantage_variants.optimal_token_baseline
+  out = _credit(function, mask_BT, squares_BT=squares_BT, **rows)
   return dict(advantages_BT=out)
 
 
@@ -106,23 +153,23 @@ def gae_length_adaptive(rewards_BT, values_BT, mask_BT, alpha):
   return dict(returns_BT=found_BT + values_BT)
 
 
-def kl_reward_returns(
-    rewards_B, logps_BT, ref_logps_BT, mask_BT, kl_coef, gamma
-):
-  """rl_reason.algorithms.credit.assign with advantages.returns_to_go."""
+def _to_go(gamma, **rows):
+  """Returns to go of the KL penalty and the outcome."""
 
   def advantage(rewards_BT, mask_BT):
     return advantages.returns_to_go(rewards_BT, mask_BT, gamma=gamma)
 
-  out = _credit(
-      advantage,
-      mask_BT,
-      rewards_B=rewards_B,
-      logps_BT=logps_BT,
-      ref_logps_BT=ref_logps_BT,
-      kl_coef=kl_coef,
-  )
-  return dict(returns_BT=out)
+  return _credit(advantage, **rows)
+
+
+def kl_reward_returns(**inputs):
+  """rl_reason.algorithms.credit.assign with advantages.returns_to_go."""
+  return dict(returns_BT=_to_go(**inputs))
+
+
+def reinforce_pp_advantages(**inputs):
+  """rl_reason.algorithms.credit.assign, advantages.returns_to_go, whiten."""
+  return dict(advantages_BT=_to_go(whiten=True, **inputs))
 
 
 def whiten(values_BT, mask_BT):
@@ -132,6 +179,16 @@ def whiten(values_BT, mask_BT):
 
 
 # --- the loss ----------------------------------------------------------------
+
+
+def m2po_weights(
+    old_logps_BT, sampler_logps_BT, advantages_BT, mask_BT, threshold
+):
+  """rl_reason.algorithms.corrections.second_moment."""
+  inputs = old_logps_BT, sampler_logps_BT, mask_BT, advantages_BT
+  arrays = map(jnp.asarray, inputs)
+  found_BT = corrections.second_moment(*arrays, threshold=threshold)
+  return dict(weights_BT=found_BT)
 
 
 def _batch(mask_BT, **arrays) -> Batch:

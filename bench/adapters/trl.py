@@ -26,6 +26,13 @@ from bench.adapters import expected_gradient
 
 ABSENT = dict(
     max_rl_advantages="no such advantage",
+    pass_at_k_advantages="no such advantage",
+    w_reinforce_advantages="no such advantage",
+    opo_advantages="no such advantage",
+    otb_advantages="no such advantage",
+    reinforce_pp_advantages="no trainer with advantages per token",
+    reinforce_pp_baseline_advantages="no trainer with advantages per token",
+    m2po_weights="no such mask",
     token_advantages="advantages stay one number per completion",
     gae="no trainer with a critic",
     gae_length_adaptive="no trainer with a critic",
@@ -72,7 +79,7 @@ def _model():
   return path, tok
 
 
-def _trainer(kind, **fields):
+def _trainer(kind, reward_funcs=None, **fields):
   """A trainer whose generation and forward pass are given by the case."""
   transformers.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
@@ -96,7 +103,7 @@ def _trainer(kind, **fields):
       model=path,
       args=args,
       processing_class=tok,
-      reward_funcs=lambda completions, **_: list(rewards),
+      reward_funcs=reward_funcs or (lambda completions, **_: list(rewards)),
       train_dataset=datasets.Dataset.from_list([dict(prompt="t2")] * 8),
   )
   out.case_rewards = rewards
@@ -167,6 +174,19 @@ def dr_grpo_advantages(rewards_B, groups_B):
 def lite_ppo_advantages(rewards_B, groups_B):
   """trl.GRPOTrainer._generate_and_score_completions, scale_rewards="batch"."""
   out = _advantages("grpo", rewards_B, groups_B, scale_rewards="batch")
+  return dict(advantages_B=out)
+
+
+def gdpo_advantages(parts_KB, weights_K, groups_B):
+  """trl.GRPOTrainer, multi_objective_aggregation="normalize_then_sum"."""
+  out = _advantages(
+      "grpo",
+      parts_KB[0],
+      groups_B,
+      multi_objective_aggregation="normalize_then_sum",
+      reward_funcs=[lambda x=x, **_: x for x in parts_KB.tolist()],
+      reward_weights=weights_K.tolist(),
+  )
   return dict(advantages_B=out)
 
 

@@ -25,6 +25,14 @@ ABSENT = dict(
     lite_ppo_advantages="no such advantage",
     max_rl_advantages="no such advantage",
     token_advantages="advantages stay one number per completion",
+    pass_at_k_advantages="no such advantage",
+    w_reinforce_advantages="no such advantage",
+    gdpo_advantages="no such advantage",
+    opo_advantages="no such advantage",
+    otb_advantages="no such advantage",
+    reinforce_pp_advantages="no such advantage",
+    reinforce_pp_baseline_advantages="no such advantage",
+    m2po_weights="no such mask",
     gae_length_adaptive="no such advantage",
     kl_reward_returns="part of PPOLearner's loop over a cluster",
     logged_loss="logged by the trainer's buffer",
@@ -205,8 +213,10 @@ def _kl(logps_BT, ref_logps_BT, mask_BT, kind):
 
 def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
   """algo_core.grpo_loss_fn, beta=1 (common.compute_kl_divergence)."""
-  kind = dict(k1="kl", k2="mse_kl", k3="low_var_kl")[kind]
-  return _kl(logps_BT, ref_logps_BT, mask_BT, kind)
+  kinds = dict(k1="kl", k2="mse_kl", k3="low_var_kl")
+  if kind not in kinds:
+    raise NotImplementedError(f"no kl_loss_mode for {kind}")
+  return _kl(logps_BT, ref_logps_BT, mask_BT, kinds[kind])
 
 
 def kl_gradient(probs_V, ref_probs_V, choice):

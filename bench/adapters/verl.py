@@ -23,6 +23,9 @@ ABSENT = dict(
     lite_ppo_advantages="no such advantage",
     max_rl_advantages="no such advantage",
     gae_length_adaptive="no such advantage",
+    pass_at_k_advantages="its pass@k is the one of arXiv:2503.19595",
+    w_reinforce_advantages="no such advantage",
+    m2po_weights="no such mask",
     positive_nll="no such term",
     chosen_prompts="the replay buffer needs TransferQueue",
     groups_with_signal="the replay buffer needs TransferQueue",
@@ -88,6 +91,53 @@ def token_advantages(rewards_B, groups_B, mask_BT):
   return dict(advantages_BT=out)
 
 
+def reinforce_pp_baseline_advantages(rewards_B, groups_B, mask_BT):
+  """core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage."""
+  function = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage
+  out = _outcome(function, rewards_B, groups_B, mask_BT)
+  return dict(advantages_BT=out)
+
+
+def opo_advantages(rewards_B, groups_B, mask_BT):
+  """verl.trainer.ppo.core_algos.compute_opo_outcome_advantage."""
+  function = core_algos.compute_opo_outcome_advantage
+  out = _outcome(function, rewards_B, groups_B, mask_BT)
+  return dict(advantages_BT=out)
+
+
+def otb_advantages(rewards_B, groups_B, logps_BT, squares_BT, mask_BT):
+  """verl.trainer.ppo.core_algos.compute_optimal_token_baseline_advantage."""
+  out = _outcome(
+      core_algos.compute_optimal_token_baseline_advantage,
+      rewards_B,
+      groups_B,
+      mask_BT,
+      old_log_probs=torch.tensor(logps_BT),
+      sum_pi_squared=torch.tensor(squares_BT),
+  )
+  return dict(advantages_BT=out)
+
+
+def gdpo_advantages(parts_KB, weights_K, groups_B):
+  """verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage."""
+  # It whitens over tokens: responses of one token.
+  ones = torch.ones(len(groups_B), 1)
+  names = [f"part{i}" for i in range(len(parts_KB))]
+  out, _ = core_algos.compute_gdpo_outcome_advantage(
+      ones,
+      ones,
+      groups_B,
+      config=dict(
+          gdpo_reward_keys=names, gdpo_reward_weights=weights_K.tolist()
+      ),
+      non_tensor_batch=dict(zip(names, parts_KB, strict=True)),
+      batch=dict(
+          prompts=ones, attention_mask=torch.cat([ones, ones], 1).long()
+      ),
+  )
+  return dict(advantages_B=out[:, 0])
+
+
 def gae(rewards_BT, values_BT, mask_BT, gamma, lam):
   """verl.trainer.ppo.core_algos.compute_gae_advantage_return."""
   _, returns = core_algos.compute_gae_advantage_return(
@@ -100,10 +150,7 @@ def gae(rewards_BT, values_BT, mask_BT, gamma, lam):
   return dict(returns_BT=returns)
 
 
-def kl_reward_returns(
-    rewards_B, logps_BT, ref_logps_BT, mask_BT, kl_coef, gamma
-):
-  """ray_trainer.apply_kl_penalty, then compute_reinforce_plus_plus_..."""
+def _reinforce_pp(rewards_B, logps_BT, ref_logps_BT, mask_BT, kl_coef, gamma):
   from verl import DataProto
   from verl.trainer.ppo import ray_trainer
 
@@ -122,12 +169,21 @@ def kl_reward_returns(
   data, _ = ray_trainer.apply_kl_penalty(
       data, core_algos.FixedKLController(kl_coef), "kl"
   )
-  _, returns = core_algos.compute_reinforce_plus_plus_outcome_advantage(
+  return core_algos.compute_reinforce_plus_plus_outcome_advantage(
       data.batch["token_level_rewards"],
       mask,
       config=types.SimpleNamespace(gamma=gamma),
   )
-  return dict(returns_BT=returns)
+
+
+def kl_reward_returns(**inputs):
+  """ray_trainer.apply_kl_penalty, then compute_reinforce_plus_plus_..."""
+  return dict(returns_BT=_reinforce_pp(**inputs)[1])
+
+
+def reinforce_pp_advantages(**inputs):
+  """ray_trainer.apply_kl_penalty, then compute_reinforce_plus_plus_..."""
+  return dict(advantages_BT=_reinforce_pp(**inputs)[0])
 
 
 def whiten(values_BT, mask_BT):
@@ -144,6 +200,7 @@ MODES = dict(
     token_mean="token-mean",
     seq_mean_token_mean="seq-mean-token-mean",
     seq_mean_token_sum="seq-mean-token-sum",
+    token_sum="token-sum",
     constant="seq-mean-token-sum-norm",
 )
 KINDS = dict(
