@@ -116,7 +116,7 @@ def stops(text: str) -> list[str]:
 
 def supporting(text: str) -> set[str]:
   """Items "- `file.py`: why" of the section on supporting rooms."""
-  _, _, section = text.partition("## Supporting rooms")
+  _, _, section = text.partition("## Supporting modules")
   section, _, _ = section.partition("\n## ")
   return set(re.findall(r"(?m)^- `(rl_reason/[\w/]+\.py)`: \w", section))
 
@@ -134,7 +134,7 @@ def test_stops_and_supporting_files_are_read_from_the_text():
 2. **[`rl_reason/main.py`](../rl_reason/main.py)**, then
 **`rl_reason/stages/rl.py`**: the loop; see `rl_reason/base/structs.py`.
 
-## Supporting rooms
+## Supporting modules
 - `rl_reason/data/`: a room is no file.
 - `rl_reason/randomness.py`: keys.
 
