@@ -67,3 +67,24 @@ def test_trl_runs_on_the_same_prompts_and_samples_alike(ours):
   assert len(peer["reward"]) == ROLLOUTS
   for name in ("length", "entropy"):
     np.testing.assert_allclose(peer[name][0], ours[name][0], rtol=0.25)
+
+
+def test_tunix_runs_on_the_same_prompts_and_eos_is_added(ours):
+  """A finished response has its EOS in the second row only."""
+  if not (harness.ENVIRONMENTS / "tunix" / "bin" / "python").exists():
+    pytest.skip("python -m bench.peers --install tunix")
+  eos = tokenizer.characters(arithmetic.ALPHABET).eos_token_id
+  most, found = parity_run.options(SEED, parity_run.TUNIX)["tokens"], {}
+  for row in (parity_run.TUNIX, parity_run.TUNIX_EOS):
+    task = parity_run.given(SEED, row) | dict(out="sampled")
+    peer = parity_run.call_peer("tunix", task)
+    assert len(peer["log"]) == ROLLOUTS
+    length = peer["log"][0]["length"]
+    np.testing.assert_allclose(length, ours["length"][0], rtol=0.25)
+    found[row] = peer["sampled"]["completions"]
+  as_it_is, with_eos = (sum(x, []) for x in found.values())
+  short = [i for i, x in enumerate(as_it_is) if len(x) < most]
+  assert 0 < len(short) and not any(eos in x for x in as_it_is)
+  count = parity_run.PROMPTS * parity_run.GROUP  # of the first policy
+  for i in [i for i in short if i < count]:
+    assert with_eos[i] == [*as_it_is[i], eos]
