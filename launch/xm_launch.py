@@ -5,7 +5,7 @@
 
 A field that is set several times is swept: the command above starts 3 x 2 runs,
 one after the other, as processes of this machine (`xm_local.Local`). It needs
-XManager (`pip install xmanager`), which keeps its database in ~/.xmanager.
+XManager (`uv pip install xmanager`), which keeps its database in ~/.xmanager.
 `xmanager launch launch/xm_launch.py -- ...` works too. `python -m
 rl_reason.lab.sweep` needs no XManager, and starts several runs at once.
 `--dry_run` prints the commands.
@@ -114,7 +114,7 @@ def main(rest: list[str]) -> int:
     runs = sweep.plan(fields, pathlib.Path("runs"))
     if xm is None and not _DRY_RUN.value:
       raise errors.ConfigError(
-          "XManager is not installed: `pip install xmanager`, or use `python -m"
+          "XManager is not installed: `uv pip install xmanager`, or use `python -m"
           " rl_reason.lab.sweep` with the same flags"
       )
   except errors.ConfigError as e:

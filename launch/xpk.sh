@@ -22,8 +22,10 @@ Environment:
   WORKLOAD   name; default rl-reason
   TYPE       TPU type of a slice; default v6e-8
   SLICES     number of slices; default 1. The slow network between slices is
-             for data parallelism: --config.mesh.data=SLICES
-  STORAGE    storage created by `xpk storage`, mounted on every host
+             for data parallelism: configs with mesh.fsdp -1, such as
+             configs/dapo_qwen.py, need --config.mesh.data=SLICES
+  STORAGE    storage created by `xpk storage`, mounted on every host; a bucket
+             needs --mount-options=implicit-dirs,rename-dir-limit=10000
   RESTARTS   restarts after a preemption; default 10
   PROJECT    default: the project of gcloud's configuration
   ZONE       default: the zone of gcloud's configuration

@@ -215,6 +215,14 @@ def test_slurm_leaves_one_task_a_gpu_to_jax():
   assert command[0] == "srun"
 
 
+def test_slurm_gives_the_cores_of_the_job_to_its_tasks():
+  """srun does not inherit --cpus-per-task of sbatch."""
+  [command] = dry("bash", "launch/slurm.sbatch", SLURM_CPUS_PER_TASK="32")
+  assert "--cpus-per-task=32" in command[command.index("srun") :]
+  [command] = dry("bash", "launch/slurm.sbatch")
+  assert not any("cpus-per-task" in x for x in command)
+
+
 XPK = dict(CLUSTER="c", IMAGE="i")
 
 
