@@ -1,1 +1,1 @@
-"""Stages of a run: they read the config, and call the rooms that compute."""
+"""Stages of a run: they read the config, and call the folders that compute."""
