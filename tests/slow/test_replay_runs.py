@@ -31,6 +31,7 @@ def test_a_run_of_dapo_from_the_policy_of_sft(tmp_path):
   place = replayed.replayed(run, 2, surrogate__args__clip_high=0.001)
   record, arrays = replayed.check(place, run)
   assert record["checkpoint"] is None
+  assert record["recorded"]["parameters"], "step 3 sampled with the policy"
   different = record["different"]
   assert different["advantages"]["max"] == 0
   # Both take the same first update, as all ratios are 1 before it, so both
