@@ -111,8 +111,8 @@ def page(result: dict) -> list[str]:
       "Made by `python -m bench.programs`: the default job, `configs/dapo.py`,"
       " on a CPU. From the cache: programs that were read from the cache of"
       " compiled programs. User CPU seconds are of the whole process; on a"
-      " machine that is busy with other work, seconds are longer than they would"
-      " be.",
+      " machine that is busy with other work, seconds are longer than they"
+      " would be.",
       "",
       "Before: an earlier checkout (`--tree`), in which SFT and the habits had"
       " an update each, the rewards of logged samples were computed operation"
@@ -143,10 +143,10 @@ def page(result: dict) -> list[str]:
       " program for both could change numbers of a run. `first_state` makes the"
       " states of SFT, of the habits (from the cache) and of RL. `rates`"
       " computes the learning rates of all steps of SFT and of the habits,"
-      " which differ in number. `rl_update` compiles while SFT runs, on the same"
-      " cores, so that the first start has more seconds in XLA than before, but"
-      " takes less time in all. Programs of the first start, in order: seconds"
-      " in XLA.",
+      " which differ in number. `rl_update` compiles while SFT runs, on the"
+      " same cores, so that the first start has more seconds in XLA than"
+      " before, but takes less time in all. Programs of the first start, in"
+      " order: seconds in XLA.",
       "",
   ]
   out += ["| program | s |", "|---|---|"]

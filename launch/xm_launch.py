@@ -114,8 +114,8 @@ def main(rest: list[str]) -> int:
     runs = sweep.plan(fields, pathlib.Path("runs"))
     if xm is None and not _DRY_RUN.value:
       raise errors.ConfigError(
-          "XManager is not installed: `uv pip install xmanager`, or use `python -m"
-          " rl_reason.lab.sweep` with the same flags"
+          "XManager is not installed: `uv pip install xmanager`, or use"
+          " `python -m rl_reason.lab.sweep` with the same flags"
       )
   except errors.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
