@@ -216,10 +216,11 @@ def record(given) -> dict:
       one = run(path.parent, args, variables, seed)
       path.write_text(json.dumps(one | what))
     one = json.loads(path.read_text())
-    if (of_run := {k: one.pop(k) for k in what}) != what:
+    if (of_run := {k: one.pop(k, "unknown") for k in what}) != what:
       raise SystemExit(
-          f"{path}: is of {of_run['command']} with {of_run['config']}; --again"
-          " makes all runs of this name again, and another --name keeps them"
+          f"{path}: is of {of_run['command']}, config {of_run['config']};"
+          " --again makes all runs of this name again, and another --name keeps"
+          " them"
       )
     found.append(one)
     shown = "{seed}: {seconds} s, {cpu_seconds} CPU s, {after:.1%}, "

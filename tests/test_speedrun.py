@@ -1,6 +1,7 @@
 """The speedrun: its rules, its records, and the config that it runs."""
 
 import copy
+import json
 import subprocess
 import types
 
@@ -121,6 +122,10 @@ def test_a_finished_run_counts_for_its_own_command(monkeypatch, tmp_path):
     speedrun.record(_given(override=other))
   with pytest.raises(SystemExit, match="another --name keeps them"):
     speedrun.record(_given(xla_flags="--flag"))
+  path = next(tmp_path.rglob("result.json"))
+  path.write_text(json.dumps(first["runs"][0] | {"environment": {}}))
+  with pytest.raises(SystemExit, match="is of unknown, config unknown;"):
+    speedrun.record(_given())  # of a version that did not keep the command
   found = speedrun.record(_given(override=other, again=True))
   assert found["config"]["rl.steps"] == 7 and len(made) == 2
 

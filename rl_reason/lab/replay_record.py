@@ -49,7 +49,8 @@ def compare(
     differences: step, metric, recorded and rebuilt value (None: not logged),
     the earliest step first; reasons: what has changed since, by name.
   """
-  there, here = (_of_steps(x, first, last) for x in (workdir, copy))
+  of_run = _of_rl(workdir)
+  there, here = (_of_steps(x, first, last) for x in (of_run, _of_rl(copy)))
   differences = [
       dict(
           step=step,
@@ -66,8 +67,8 @@ def compare(
   # The run says with which parameters it sampled after the step.
   sampled = [
       line[DIGEST]
-      for line in run_log.read_metrics(workdir)
-      if line["stage"] == "rl" and line.get(VERSION) == last and DIGEST in line
+      for line in of_run
+      if line.get(VERSION) == last and DIGEST in line
   ]
   if sampled and sampled[-1] != digest:
     differences.append(
@@ -88,8 +89,13 @@ def compare(
   )
 
 
+def _of_rl(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The logged steps of RL."""
+  return [x for x in run_log.read_metrics(workdir) if x["stage"] == "rl"]
+
+
 def _of_steps(
-    workdir: pathlib.Path, first: int, last: int
+    lines: list[dict[str, Any]], first: int, last: int
 ) -> dict[int, dict[str, Any]]:
   """Step -> its metrics, without the metrics of the machine."""
   return {
@@ -98,8 +104,8 @@ def _of_steps(
           for name, x in line.items()
           if name in OF_BATCH or not name.startswith(OF_MACHINE)
       }
-      for line in run_log.read_metrics(workdir)
-      if line["stage"] == "rl" and first < line["step"] <= last
+      for line in lines
+      if first < line["step"] <= last
   }
 
 
