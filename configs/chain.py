@@ -1,4 +1,4 @@
-"""VAPO where the first of 64 or 128 tokens decides: a rare long chain.
+"""VAPO where the first of 64, 128 or 256 tokens decides: a rare long chain.
 
 python -m rl_reason.main --config=configs/chain.py
 
@@ -9,22 +9,25 @@ the task, and configs/ablations/chain.py for the ladder from PPO to VAPO.
 
 from rl_reason.configs import ppo, vapo
 
-VARIANTS = ("", "128", "ppo", "ppo128")
+VARIANTS = ("", "128", "256", "ppo", "ppo128", "ppo256")
+# Tokens of a chain -> difficulty where the prompt asks for it, and where the
+# choice is free; letters of a prompt.
+SIZES = {64: (1, 2, 32), 128: (3, 4, 64), 256: (5, 6, 64)}
 
 
 def get_config(variant=""):
-  """VAPO, or PPO, on chains of 64 or of 128 tokens."""
+  """VAPO, or PPO, on chains of 64, 128 or 256 tokens."""
   if variant not in VARIANTS:
-    raise ValueError("the variants are 128, ppo, ppo128 and smoke")
+    raise ValueError("the variants are 128, 256, ppo, ppo128, ppo256 and smoke")
   c = (ppo if variant.startswith("ppo") else vapo).get_config()
-  long = variant.endswith("128")
-  asked, free, letters = (3, 4, 64) if long else (1, 2, 32)
+  tokens = int(variant.removeprefix("ppo") or 64)
+  asked, free, letters = SIZES[tokens]
   c.task.name, c.task.difficulties = "chain", (free,)
   c.sft.difficulties, c.sft.mixture = (asked, free), "mixed:1"
   c.sft.habits.update(steps=0, mixture="")
   c.sft.update(steps=600, batch=64, lr=4e-3, threshold=0.0)
   c.rollout.batch = 128
-  c.rollout.max_prompt, c.rollout.max_tokens = letters + 1, 2 * letters + 1
+  c.rollout.max_prompt, c.rollout.max_tokens = letters + 1, tokens + 1
   c.updates.token_budget = 4096
   c.optimizer.lr = 1e-4
   if c.critic.pretrain_steps:

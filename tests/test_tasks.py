@@ -472,6 +472,15 @@ def test_chain_is_right_in_one_token_or_in_all():
     assert chain.answer(written_out(), row) == "4"
 
 
+def test_chain_in_full_states_the_instruction_and_the_value_before():
+  """Four tokens for a letter, where 0 + 1 = 1, 1 * 3 = 3, 3 + 1 = 4."""
+  row = Row("AbC:", "4", 6)
+  assert chain.demonstrate(row, "steps", None) == "aA01bb13cC34"
+  assert chain.verify("aA01bb13cC34", row) and chain.verify("4", row)
+  for wrong in ("a1b3c4", "aA01bb13cC44", "aA01bB13cC34", "aA01bb13"):
+    assert not chain.verify(wrong, row)
+
+
 def test_chain_problems():
   """Alphabets are unambiguous, and every value is the last one as often."""
   assert len(set(chain.ALPHABET)) == len(chain.ALPHABET)
@@ -480,14 +489,15 @@ def test_chain_problems():
     for row, rng in some(chain, 500, (level,)):
       assert len(row.prompt) == size + 1 == len(chain.longest(level))
       text = chain.demonstrate(row, "steps", rng)
-      assert len(text) == 2 * size and chain.verify(text, row)
+      tokens = 4 if level in chain.IN_FULL else 2
+      assert len(text) == tokens * size and chain.verify(text, row)
       answers.append(row.answer)
     counts = np.unique(answers, return_counts=True)[1]
     assert len(counts) == 10 and counts.max() < 90
 
 
 def test_chain_is_rarely_written_out_unless_the_prompt_asks():
-  for levels, low, high in (((1, 3), 1, 1), ((2, 4), 0.02, 0.04)):
+  for levels, low, high in (((1, 3, 5), 1, 1), ((2, 4, 6), 0.02, 0.04)):
     written = [
         bool(re.match(chain.BEHAVIOURS["written_out"], text))
         for row, rng in some(chain, 2000, levels)

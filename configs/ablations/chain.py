@@ -2,14 +2,15 @@
 
   python -m rl_reason.ablate --config=configs/ablations/chain.py     # 64 tokens
   python -m rl_reason.ablate --config=configs/ablations/chain.py:128
+  python -m rl_reason.ablate --config=configs/ablations/chain.py:256
 
-A chain of 64 or of 128 tokens is right, a guess of one token is not; the first
+A chain of 64, 128 or 256 tokens is right, a guess of one token is not; the first
 token decides. See rl_reason/tasks/chain.py and results/plans/chain.md.
 """
 
 from rl_reason.lab import ablate
 
-VARIANTS = ("", "128")
+VARIANTS = ("", "128", "256")
 # One technique at a time, each on top of the row before.
 TECHNIQUES = (
     ("PPO", {}),
@@ -29,7 +30,7 @@ TECHNIQUES = (
 def get_config(variant=""):
   """PPO, and the seven techniques of VAPO, one after the other."""
   if variant not in VARIANTS:
-    raise ValueError("the variant is 128")
+    raise ValueError("the variants are 128 and 256")
   file, rows, fields = f"configs/chain.py:ppo{variant}", [], {}
   for name, more in TECHNIQUES:
     fields = fields | more
