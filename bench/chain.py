@@ -2,15 +2,17 @@
 
   python -m rl_reason.ablate --config=configs/ablations/chain.py      # first
   python -m rl_reason.ablate --config=configs/ablations/chain.py:128
+  python -m rl_reason.ablate --config=configs/ablations/chain.py:256
   python -m bench.chain           # replays a step of each run; resumable
   python -m bench.chain --table   # only the page, from the data
 
-The page compares the signs of the paper with ours, for both lengths, from the
+The page compares the signs of the paper with ours, for each length, from the
 data of the ablations. A replay of RL step 5 gives the values and rewards of all
 responses, hence the advantage that the first token has at any lambda. Writes
 results/chain_signs.json and .md; results/plans/chain.md has the hypotheses.
 """
 
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -21,11 +23,14 @@ from bench import results
 from rl_reason.lab import ablate, comparison
 
 NAME = "chain_signs"
-LADDERS = {64: "chain", 128: "chain-128"}  # tokens of a chain -> ablation
+# Tokens of a chain -> ablation.
+LADDERS = {64: "chain", 128: "chain-128", 256: "chain-256"}
 AT = (15, 30)  # RL steps
 STEP = 5  # that is replayed
 LAMBDAS = (0.5, 0.95, 1.0)
 LAST, TOKEN_LEVEL = "+ group sampling (VAPO)", "PPO + token-level loss"
+DECOUPLED = "+ decoupled GAE"
+LABELS = {LAST: "VAPO", DECOUPLED: "PPO, value pretraining, decoupled GAE"}
 REPLAYED = ("PPO", "+ value pretraining", LAST)
 
 
@@ -152,8 +157,8 @@ def page(result: dict) -> list[str]:
       "Made by `python -m bench.chain`; [plans/chain.md](plans/chain.md) has"
       " the hypotheses and what would refute them. After SFT, 97% of the"
       " responses guess a value at once (right one time in ten), and 3% write"
-      " out a chain of 64 or 128 tokens (nearly always right). RL has to find"
-      " out that the first token of a chain is better"
+      " out a chain of 64, 128 or 256 tokens (nearly always right). RL has to"
+      " find out that the first token of a chain is better"
       " (`rl_reason/tasks/chain.py`).",
       "",
       "Each technique is added to the row before. The paper (arXiv:2504.05118,"
@@ -192,27 +197,43 @@ def _signs(data: dict, tokens: int, at: int) -> list[str]:
   for row, other in (
       (LAST, "PPO"),
       (TOKEN_LEVEL, "PPO"),
+      (DECOUPLED, "PPO"),
+      (TOKEN_LEVEL, DECOUPLED),
+      (LAST, DECOUPLED),
       (LAST, TOKEN_LEVEL),
       (LAST, "PPO, twice the learning rate"),
   ):
     text, _ = _text(list(_differences(data, row, other, at).values()))
-    label = "VAPO" if row == LAST else row
-    out.append(results.row(f"{label} - {other}", text))
+    label = " - ".join(LABELS.get(x, x) for x in (row, other))
+    if text:
+      out.append(results.row(label, text))
   return out
 
 
 def _gap(ladders: dict[int, dict]) -> list[str]:
   """Whether VAPO - PPO grows with the length."""
-  if len(ladders) < len(LADDERS):
+  if len(ladders) < 2:
     return []
-  out = ["", "## The gap and the length", ""]
-  head = "VAPO - PPO at 128 tokens, less VAPO - PPO at 64 tokens"
-  out += [f"| {head} | points | seeds |", "|---|---|---|"]
-  for at in AT:
-    short, long = (_differences(x, LAST, "PPO", at) for x in ladders.values())
-    pairs = [long[k] - short[k] for k in long if k in short]
-    text, _ = _text(pairs)
-    out.append(results.row(f"after {at} RL steps", text, len(pairs)))
+  out = [
+      "",
+      "## The gap and the length",
+      "",
+      "VAPO - PPO at one length, less VAPO - PPO at a shorter one, in points on"
+      " the same seeds.",
+      "",
+      "| tokens"
+      + "".join(f" | after {at} RL steps" for at in AT)
+      + " | seeds |",
+      "|---" * (2 + len(AT)) + "|",
+  ]
+  for short, long in itertools.combinations(ladders, 2):
+    cells, pairs = [], []
+    for at in AT:
+      before = _differences(ladders[short], LAST, "PPO", at)
+      after = _differences(ladders[long], LAST, "PPO", at)
+      pairs = [after[k] - before[k] for k in after if k in before]
+      cells.append(_text(pairs)[0])
+    out.append(results.row(f"{long} less {short}", *cells, len(pairs)))
   return out
 
 

@@ -785,6 +785,16 @@ def _tests(result: dict, row: str, other: str, about: str) -> str:
   )
 
 
+def cause(of_eos: Sequence[float], of_row: Sequence[float]) -> str:
+  """Whether EOS explains a difference, each as (mean, half width)."""
+  low, high = of_eos[0] - of_eos[1], of_eos[0] + of_eos[1]
+  if not low <= of_row[0] <= high:
+    return "EOS is not the cause of all of it, and no other cause was shown."
+  if low <= 0 <= high:
+    return "The interval contains both 0 and this difference: undecided."
+  return "EOS explains it."
+
+
 def _tunix(result: dict) -> list[str]:
   """tunix against this package; [] if it has not run."""
   rows = [
@@ -827,20 +837,19 @@ def _tunix(result: dict) -> list[str]:
     )
   out += [f"The difference from TRL, in points: {', '.join(of_trl)}.", ""]
   if rows[1:]:
-    pair = compare(*of_seeds(result, TUNIX, TUNIX_EOS))
-    failed = [
-        verdicts(compare(*of_seeds(result, x, OURS))).count(False) for x in rows
-    ]
+    of_eos = compare(*of_seeds(result, TUNIX, TUNIX_EOS))["difference"]
+    first, second = (compare(*of_seeds(result, x, OURS)) for x in rows)
+    failed = [verdicts(x).count(False) for x in (first, second)]
     out += [
         "The plan predicted that no test fails in the second row, and that none"
         " fails in the first row either, or else that the second row shows EOS"
         f" to be the cause. {failed[0]} tests fail in the first row and"
         f" {failed[1]} in the second. Both rows of tunix have the same noise,"
-        " so that EOS alone makes"
-        f" {points(pair['difference'], '+')} points, less than the first row"
-        " differs from this package: EOS is not the cause,"
-        " and no cause was shown. Tests 2 and 3 are correlated, so that chance"
-        " may have failed both; the mask of tunix affects both rows.",
+        f" so that EOS alone makes {points(of_eos, '+')} points; the first row"
+        f" differs from this package by {points(first['difference'], '+')}."
+        f" {cause(of_eos, first['difference'])} Tests 2 and 3 are correlated,"
+        " so that chance may have failed both; the mask of tunix affects both"
+        " rows.",
         "",
     ]
   for row, found in (result.get("replay_tunix") or {}).items():

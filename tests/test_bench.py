@@ -219,8 +219,8 @@ def test_the_page_of_the_ladder_gives_the_sign_of_each_technique(monkeypatch):
   gains = {"PPO": 0.0, "+ value pretraining": 0.2, chain.LAST: 0.1}
   gains |= {chain.TOKEN_LEVEL: 0.1}
 
-  def run(row, seed):
-    end = 0.1 * seed + gains[row] + 0.01 * seed * gains[row]
+  def run(row, seed, scale=1.0):
+    end = 0.1 * seed + scale * gains[row] + 0.01 * seed * gains[row]
     points = dict(step=[0, 15, 30], accuracy=[0, end, end])
     return dict(row=row, seed=seed, evaluate=points)
 
@@ -235,4 +235,10 @@ def test_the_page_of_the_ladder_gives_the_sign_of_each_technique(monkeypatch):
   assert "| -10.1 ± 0.2 | opposite | 3 |" in text
   assert "| VAPO - PPO | +10.1 ± 0.2 |" in text
   assert "| 64 | PPO | 2 | -0.50 | +0.50 | +1.00 | +2.00 | +3.00 |" in text
-  assert "128 tokens, after" not in text
+  assert "128 tokens, after" not in text and "The gap" not in text
+  assert "VAPO - PPO, twice" not in text  # a row that was not run
+  # VAPO is 10 points ahead of PPO at 64 tokens, and 20 at 256, on two seeds.
+  more = [run(row, seed, 2.0) for row in gains for seed in (0, 1)]
+  data["chain-256"] = dict(rows=rows, seeds=[0, 1, 2], runs=more)
+  text = "\n".join(chain.page(dict(environment={}, runs=[one])))
+  assert "| 256 less 64 | +10.0 ± 0.0 | +10.0 ± 0.0 | 2 |" in text

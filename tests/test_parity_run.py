@@ -168,3 +168,10 @@ def test_the_detectable_difference_is_detected_four_times_in_five():
     mean, half = parity_run.comparison.interval(again_NS.mean(1))
     hits += abs(mean) > half
   assert 0.7 < hits / 400 < 0.9
+
+
+def test_eos_is_the_cause_where_its_interval_has_the_difference():
+  """Each is the mean and half the width of a 95% interval."""
+  assert "not the cause" in parity_run.cause((0.001, 0.002), (0.006, 0.005))
+  assert "undecided" in parity_run.cause((0.003, 0.004), (0.006, 0.005))
+  assert "explains" in parity_run.cause((0.005, 0.002), (0.006, 0.005))
