@@ -36,8 +36,8 @@ LOST, SHARE, MOST, ENOUGH = 25, 0.2, 0.7, 6  # of the first hypothesis
 
 
 def job(epochs: str, bound: float, seed: int) -> jobs.Job:
-  """A run, from the SFT model of the run of DAPO with this seed."""
-  base = xor.directory("DAPO", seed)
+  """A run, from the SFT model of this seed."""
+  base = xor.directory("SFT", seed)
   fields = FIELDS | runs.HELD_OUT | {"seed": seed, "sft.reuse": str(base)}
   fields["updates.epochs"] = EPOCHS[epochs]
   fields["surrogate.args.clip_high"] = bound
@@ -76,7 +76,7 @@ def measure(given) -> dict:
   if not given.collect:
     for seed in SEEDS[: given.seeds]:
       wanted = [job(*x) for x in every if x[-1] == seed]
-      runs.make([xor.job("DAPO", seed), *wanted], given.jobs)
+      runs.make([xor.base(seed), *wanted], given.jobs)
   made = [x for x in every if job(*x).finished()]
   return dict(
       command=f"python -m bench.{NAME}",

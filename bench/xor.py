@@ -3,10 +3,11 @@
   python -m bench.xor --jobs 2    # resumable; about 25 core-minutes a seed
   python -m bench.xor --seeds 4   # only the first seeds
   python -m bench.xor --collect   # of the runs made so far
+  python -m bench.xor --keep_data # runs of results/xor.json are not made again
   python -m bench.xor --table     # only tables and figure, from JSON
 
-All rows of a seed start from the SFT model of DAPO with this seed, except the
-SFT control, which trains longer. Rejection sampling generates about as many
+All rows of a seed start from the same SFT model, except the SFT control, which
+trains longer. Rejection sampling generates about as many
 tokens as DAPO: 12% fewer in one round, 21% more in three (means over seeds).
 Writes results/xor.json, .md and .png; results/PLAN.md has the hypotheses.
 """
@@ -78,12 +79,19 @@ def directory(name: str, seed: int) -> pathlib.Path:
   return results.RUNS / NAME / f"{ablate.slug(name)}-{seed}"
 
 
+def base(seed: int) -> jobs.Job:
+  """SFT of a seed."""
+  fields = {"seed": seed} | runs.HELD_OUT
+  job = runs.run("configs/xor.py", directory("SFT", seed), fields)
+  return job._replace(args=[*job.args, "--stage=sft"], row="")
+
+
 def job(name: str, seed: int) -> jobs.Job:
-  """A run; all but the SFT control start from the SFT model of DAPO."""
+  """A run; all but the SFT control start from the SFT model of `base`."""
   config, own = ROWS[name]
   fields, bases = {"seed": seed} | runs.HELD_OUT | own, ()
-  if name not in ("DAPO", CONTROL):
-    bases = (directory("DAPO", seed),)
+  if name != CONTROL:
+    bases = (directory("SFT", seed),)
     fields["sft.reuse"] = str(bases[0])
   return runs.run(config, directory(name, seed), fields, bases)
 
@@ -187,7 +195,10 @@ def page(result: dict) -> list[str]:
       " those of the other runs.",
       "",
   ]
-  return [*out, *results.footer(result)]
+  out += results.footer(result)
+  if commits := result.get("earlier_commits"):
+    out += ["", f"Other runs are of git commit {', '.join(commits)}."]
+  return out
 
 
 def at_tokens(run: dict, tokens: float) -> float:
@@ -333,23 +344,32 @@ def flags(parser) -> None:
   parser.add_argument("--seeds", type=int, default=len(SEEDS))
   parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
   parser.add_argument("--collect", action="store_true")
+  parser.add_argument("--keep_data", action="store_true")
 
 
 def measure(given) -> dict:
   """Runs what is missing, seed by seed; returns the data."""
-  every = list(itertools.product(SEEDS, ROWS))
+  every = [(name, seed) for seed, name in itertools.product(SEEDS, ROWS)]
+  before = results.read(NAME) if given.keep_data else {}
+  kept = {(x["name"], x["seed"]): x for x in before.get("runs", ())}
   if not given.collect:
     wanted = [
-        job(name, seed)
-        for seed, name in every
-        if seed in SEEDS[: given.seeds] and name in given.rows
+        x
+        for x in every
+        if x[1] in SEEDS[: given.seeds] and x[0] in given.rows and x not in kept
     ]
-    runs.make(wanted, given.jobs)
-  made = [(name, seed) for seed, name in every if job(name, seed).finished()]
+    learned = [base(seed) for seed in dict.fromkeys(x[1] for x in wanted)]
+    runs.make([*learned, *(job(*x) for x in wanted)], given.jobs)
+  made = [x for x in every if x not in kept and job(*x).finished()]
+  if not made:
+    raise SystemExit("there are no finished runs beside those of the data")
+  found = kept | {x: read(*x) for x in made}
+  earlier = {str(before["environment"].get("git commit"))} if kept else set()
   return dict(
       command="python -m bench.xor",
       environment=results.run_environment(directory(*made[0])),
-      runs=[read(*x) for x in made],
+      earlier_commits=sorted(earlier | {*before.get("earlier_commits", ())}),
+      runs=[found[x] for x in every if x in found],
   )
 
 

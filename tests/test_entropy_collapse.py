@@ -1,9 +1,12 @@
 """Entropy collapse and its rescue: what is read off the runs."""
 
+import argparse
+
 import numpy as np
 import pytest
 
-from bench import entropy_collapse as study, xor
+from bench import entropy_collapse as study, results, runs, xor
+from rl_reason.lab import jobs
 
 
 def run(epochs, bound, seed, accuracy, entropies):
@@ -33,9 +36,7 @@ def result():
 
 def test_rows_begin_from_one_model_and_differ_in_two_fields(monkeypatch):
   found = [study.job(*row, 7) for row in study.ROWS]
-  assert {x.fields["sft.reuse"] for x in found} == {
-      str(xor.directory("DAPO", 7))
-  }
+  assert {x.fields["sft.reuse"] for x in found} == {str(xor.base(7).workdir)}
   flat = [frozenset(map(str, x.fields.items())) for x in found]
   differ = frozenset.union(*flat) - frozenset.intersection(*flat)
   names = {x.split("'")[1] for x in differ}
@@ -70,3 +71,32 @@ def test_the_page_has_each_row(result):
   partial = "\n".join(study.page(few))
   assert "1 of 8 seeds" in partial and "refuted" not in partial
   assert study.OPEN in partial and study.OPEN not in text
+
+
+def test_runs_of_the_data_are_kept_and_the_others_share_sft(monkeypatch):
+  """Nothing of a kept run is made again, and its commit is named."""
+  kept = dict(name="DAPO", seed=xor.SEEDS[0], score=1)
+  before = dict(runs=[kept], environment={"git commit": "a1"})
+  monkeypatch.setattr(results, "read", lambda name: before)
+  monkeypatch.setattr(results, "run_environment", lambda _: {"jax": "0"})
+  monkeypatch.setattr(
+      xor, "read", lambda name, seed: dict(name=name, seed=seed)
+  )
+  made = []
+  monkeypatch.setattr(runs, "make", lambda wanted, _: made.extend(wanted))
+  monkeypatch.setattr(jobs.Job, "finished", lambda job: job in made)
+  parser = argparse.ArgumentParser()
+  xor.flags(parser)
+  rows = ["--rows", "DAPO", "GRPO", "--seeds", "2", "--keep_data"]
+  found = xor.measure(parser.parse_args(rows))
+  bases, own = made[:2], made[2:]
+  assert [x.row for x in bases] == ["", ""]
+  assert all("--stage=sft" in x.args for x in bases)
+  assert [x.row for x in own] == [
+      f"grpo-{xor.SEEDS[0]}",
+      f"dapo-{xor.SEEDS[1]}",
+      f"grpo-{xor.SEEDS[1]}",
+  ]
+  assert {x.bases[0] for x in own} == {x.workdir for x in bases}
+  assert found["runs"][0] is kept and len(found["runs"]) == 4
+  assert found["earlier_commits"] == ["a1"]
