@@ -28,6 +28,8 @@ from rl_reason.checks import command_line, ending, run_directory
 from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
+# Stages that read --step.
+OF_A_STEP = ("evaluate", "export", "generate", "serve", "replay")
 
 
 FLAGS = flags.FLAGS
@@ -135,6 +137,13 @@ def _prepare(argv):
   for flag in (_COORDINATOR, _PROCESSES, _PROCESS):
     if flag.value is not None and not _DISTRIBUTED.value:
       faults.add([f"--{flag.name} = {flag.value}: needs --distributed"])
+  if FLAGS["step"].present and _STAGE.value not in OF_A_STEP:
+    text = (
+        f"--step = {_STEP.value}: is for --stage={', '.join(OF_A_STEP)}; to"
+        " train from an earlier policy, export it (--stage=export --step=N)"
+        " and name WORKDIR/export/policy in model.path, with another --workdir"
+    )
+    faults.add([text])
   if check := run.CHECKS.get(_STAGE.value):
     with faults.caught():
       pkgutil.resolve_name(check)(config)

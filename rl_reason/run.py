@@ -345,7 +345,12 @@ def _begin(
     json_files.write_json(workdir / machine.FILE, about)
     sizes = observers.model_sizes(c, parts["model"])
     json_files.write_json(workdir / head.FILE, sizes)
-    run_log.record_start(workdir)
+    for name in run_log.record_start(workdir):
+      parts["output"].screen.say(
+          f"warning: {name} has changed since this run was started last: steps"
+          " from here on use the new code, and earlier ones used the old; to"
+          " train anew, name another --workdir"
+      )
 
 
 def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:

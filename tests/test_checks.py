@@ -113,14 +113,17 @@ FILES = {
             "kl.controller.args.target: adaptive needs it",
         ),
         ({"advantage.name": "max_rl"}, "set reward.correct = 1"),
-        (MAX_RL | {"reward.overlong_buffer": 4}, "no length penalty"),
+        (
+            MAX_RL | {"reward.overlong_buffer": 4},
+            "reward.overlong_buffer = 0, reward.functions",
+        ),
         (
             MAX_RL | {"reward.functions": "length*-0.3"},
-            "functions, bootstrap or KL",
+            "reward.functions = '' and kl.place = 'loss'",
         ),
         (
             MAX_RL | {"reward.outcome.name": "cosine"},
-            "no length penalty, cosine",
+            "{0, 1}: set reward.outcome.name = 'correctness'",
         ),
         (
             {"advantage.name": "pass_at_k", "advantage.args.k": 9},
@@ -128,7 +131,7 @@ FILES = {
         ),
         (
             {"advantage.name": "pass_at_k", "reward.functions": "length"},
-            "a reward above 0 is a success",
+            "at most 0, and reward.outcome.name = 'correctness', reward.length",
         ),
         (
             {"advantage.name": "weak_positives", "reward.incorrect": 0.0},
@@ -209,7 +212,8 @@ FILES = {
             {"critic.fallback": True},
             "critic.fallback = True: does nothing: gro",
         ),
-        (GAE | {"critic.init": "exported"}, "critic.path = '': does not go"),
+        (GAE | {"critic.init": "exported"}, "critic.path = '': critic.init"),
+        (GAE | {"critic.path": "x"}, "critic.path = 'x': is for critic.init ="),
         (GAE | {"critic.reuse": "x"}, "critic.reuse = 'x': does nothing"),
         (
             GAE | {"critic.value_mixture.name": "mixture"},
@@ -225,7 +229,7 @@ FILES = {
             "must contain the rewards, -1.0 to 10.0",
         ),
         *(
-            (ON_POLICY | fields, f"correct only on-policy: leave {name} at")
+            (ON_POLICY | fields, f"the run is off-policy with {name}: set upda")
             for name, fields in STALE.items()
         ),
         ({"surrogate.name": "trpo"}, "there are ppo, reinforce"),
@@ -276,7 +280,10 @@ FILES = {
             PARTIAL | {"rollout.group_sizes.name": "by_length"},
             "not with rollout.group_sizes.name = 'by_length'",
         ),
-        (PARTIAL | {"rollout.slots": 4}, "2 groups of 8 do not fit into 4 slo"),
+        (
+            PARTIAL | {"rollout.slots": 4},
+            "2 groups of 8 do not fit into 4 slots: lower it, or raise",
+        ),
         (PARTIAL | {"reward.shuffle": True}, "not with reward.shuffle = True"),
         (PARTIAL | {"reward.functions": "a/b*1"}, "reward models score whole"),
         (
@@ -301,7 +308,7 @@ FILES = {
         ),
         (
             VLLM | {"rollout.weights": "int8"},
-            "rollout.weights = 'int8': 'int8' is for our own sampler",
+            "rollout.weights = 'int8': 'int8' is for the sampler of this",
         ),
         (
             VLLM | {"mesh.rollout": 1, "rl.staleness": 1},
@@ -339,7 +346,7 @@ FILES = {
             "'head' is none of q, k, v, o, gate",
         ),
         ({"lora.rank": 2, "optimizer.freeze": 0.5}, "not with lora.rank = 2"),
-        ({"optimizer.freeze": 0.1}, "is not one layer of model.layers = 2"),
+        ({"optimizer.freeze": 0.1}, "freezes no layer of model.layers = 2"),
         (
             {"optimizer.name": "sgd", "optimizer.offload": True},
             "optimizer.offload = True: not with 'sgd', only with 'adamw'",
@@ -534,7 +541,7 @@ def test_batches_that_the_mesh_cannot_split():
   c = base.arithmetic()
   machine_checks.devices(c, 2)
   c.rollout.batch = 24
-  with pytest.raises(errors.ConfigError, match="rollout.batch = 24: 3 rows"):
+  with pytest.raises(errors.ConfigError, match="rollout.batch = 24: 3 grou"):
     machine_checks.devices(c, 2)
   c.rollout.batch, c.mesh.data = 32, 3
   with pytest.raises(errors.ConfigError, match="does not cover 8 devices"):
@@ -553,8 +560,8 @@ def test_batches_that_the_mesh_cannot_split():
     [
         (9, {}, "mesh.rollout = 9: of 8 devices, some must learn"),
         (3, {"tensor": 2, "data": 2}, "not cover 5 devices besides the 3 of"),
-        (3, {"tensor": 1}, "rollout.batch = 256: 32 rows cannot be split over"),
-        (1, {"fsdp": 7}, "rollout.batch = 256: 32 rows cannot be split over 7"),
+        (3, {"tensor": 1}, "rollout.batch = 256: 32 groups cannot be split"),
+        (1, {"fsdp": 7}, "32 groups cannot be split over 7 .*: make their"),
         (4, {}, ""),
     ],
 )

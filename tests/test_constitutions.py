@@ -276,6 +276,14 @@ def test_a_reward_model_keeps_a_rule_and_shares_are_logged(rewards):
   assert not any("kept" in x for x in rewards.counts())
 
 
+def test_a_score_of_a_rule_that_is_not_finite_is_no_reward(rewards):
+  """The sigmoid of an infinite score would be a reward of 1 or 0."""
+  scores = np.array([np.inf, 5], np.float32)
+  rewards._models["rm/model"] = lambda rollouts: scores
+  found = rewards.scores_of_all(tiny.TOK, two_responses(), [PLAIN] * 2, 2)
+  assert np.isnan(found[0][0][0]) and found[0][0][1] == pytest.approx(TOTAL[1])
+
+
 def test_evaluations_report_how_far_rules_are_kept(rewards):
   """One sample and a greedy response, which is not in the mean."""
   responses = accuracy.respond(

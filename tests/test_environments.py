@@ -194,7 +194,7 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
                 "rollout.partial_groups": 2,
                 "dynamic_sampling.signal": "reward",
             },
-            "not in an environment",
+            "would have to keep its environment",
         ),
     ],
 )

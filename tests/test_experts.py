@@ -149,7 +149,7 @@ def test_balance_by_hand():
         ({"model.experts_per_token": 9}, "must not exceed model.experts = 8"),
         ({"model.mlp_bias": True}, "model.mlp_bias = True: experts have no"),
         ({"mesh.expert": 3}, "mesh.expert = 3: must divide model.experts = 8"),
-        ({"model.remat": "auto"}, "no formula counts the memory of experts"),
+        ({"model.remat": "auto"}, "of experts: use 'none', 'dots', 'sqrt' or"),
         ({"lora.rank": 2}, "lora.targets = .*: experts have no factors"),
         (
             {"rollout.partial_groups": 1, "dynamic_sampling.enabled": True},

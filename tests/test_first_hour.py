@@ -228,7 +228,8 @@ def test_what_no_value_would_satisfy_is_told(lines):
             {"rollout.max_tokens": "999"},
             "rollout.max_tokens = 999: with rollout.max_prompt it makes 1063"
             " tokens, and model.path = 'model' takes 128"
-            " (max_position_embeddings, sliding_window)",
+            " (max_position_embeddings, sliding_window): lower"
+            " rollout.max_tokens or rollout.max_prompt",
         ),
         (
             {"rollout.stop_tokens": "'</s>',"},

@@ -310,7 +310,7 @@ def test_older_groups_come_first_whatever_their_ids():
         (LINES, {}, {"temperature": 0.7}, "generate.temperature = 1.0; .* 0.7"),
         (LINES, {"generate.top_p": 0.9}, {}, "generate.top_p = 0.9"),
         (LINES, {"generate.top_k": 5}, {}, "generate.top_k = 5; .* needs 0"),
-        (LINES[1:], {}, {}, "no groups of 2 responses"),
+        (LINES[1:], {}, {}, "no groups of 2 .* and generate.samples = 2"),
         (LINES, {}, {"max_tokens": 2}, "raise rollout.max_tokens"),
         ([x | {"ids": [999]} for x in LINES], {}, {}, "of another tokenizer"),
         ([{"prompt": "1"}], {}, {}, "rows lack ids, logps, correct, truncated"),

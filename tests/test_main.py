@@ -89,7 +89,8 @@ def test_overrides_and_the_work_directory(monkeypatch, capsys):
       "runs/dapo-shuffled-smoke,data.chat=true,rollout.batch=128,"
       "surrogate.args.clip_low=0.1"
   )
-  assert capsys.readouterr().out == ""
+  said = capsys.readouterr().out.splitlines()
+  assert len(said) == 1 and "data.chat = True: is for rows of files" in said[0]
   prepared(DAPO, "--config.surrogate.name=gspo")
   assert "surrogate.name = gspo: leaves out" in capsys.readouterr().out
 
@@ -193,6 +194,11 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   path.write_text(json.dumps(saved | {"surrogate.args.clip_high": 0.25}))
   with pytest.raises(errors.ConfigError, match="clip_high: 0.25 -> 0.28"):
     prepared(DAPO, f"--workdir={tmp_path}")
+
+
+def test_step_is_refused_by_stages_that_do_not_read_it(tmp_path):
+  with pytest.raises(errors.ConfigError, match="--step = 20: is for --stage="):
+    prepared(DAPO, f"--workdir={tmp_path}", "--step=20")
 
 
 def test_several_policies_of_one_evaluation(tmp_path, monkeypatch, capsys):

@@ -260,9 +260,13 @@ def test_preference_pairs(make, tmp_path):
   assert batch == [("Which?", "this", "that")] * 2
 
 
-def test_nothing_to_imitate(place):
-  with pytest.raises(DataError, match="no row of source 0 has a response"):
+def test_nothing_to_imitate(place, make, tmp_path):
+  with pytest.raises(DataError, match="data.train: source 1 has no row"):
     demonstrations.batches(of_files(place), "sft", 2, {})
+  evaluated = of_files(run(make((), FIVE), tmp_path))
+  words = "data.evaluate: source 1 has no row with a chosen and a rejected"
+  with pytest.raises(DataError, match=words):
+    demonstrations.preferences(evaluated, 2, {}, {}, evaluation=True)
 
 
 def test_copies_of_rows_of_files_have_their_template(make, tmp_path):

@@ -22,6 +22,7 @@ from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import (
     pipelines,
+    preparation_report,
     row_builder,
     screening,
     templates,
@@ -335,6 +336,26 @@ def test_short_questions_are_compared_as_a_whole(make, tmp_path):
   kept = [row.prompt for row in rows(run(c, tmp_path))]
   assert [any(x in prompt for prompt in kept) for x in asked] == [0, 0, 1, 1]
   assert report(tmp_path / "data", 1)["dropped"] == {screening.SAME_WORDS: 2}
+
+
+def test_an_instruction_of_all_questions_is_named_as_the_reason(make, tmp_path):
+  """Such an instruction makes every training row share words with the set."""
+  ask = "Think step by step, and then state the number:"
+  train = [(f"{ask} {x}", "1") for x in ("one plus zero", "five minus four")]
+  held_out = [(f"{ask} seven minus six", "1")]
+  with pytest.raises(
+      DataError, match="move the instruction into data.template"
+  ):
+    run(make(train, held_out, ngram=6), tmp_path / "all")
+  # A warning, if other rows are left; none, if most rows are left.
+  some = [*train, ("How many moons has the Earth?", "1")]
+  c = make(some, held_out, ngram=6)
+  run(c, tmp_path / "most")
+  found = [report(tmp_path / "most" / "data", x) for x in (0, 1)]
+  [tally] = [x for x in found if x["use"] == "train"]
+  lines = "\n".join(preparation_report.lines([tally], learns=False))
+  assert "warning: most rows of" in lines and "data.ngram above" in lines
+  assert preparation_report.shared_words(tally["dropped"], read=4) == ""
 
 
 def test_rows_of_an_evaluation_set_are_refused_without_ngrams(make, tmp_path):

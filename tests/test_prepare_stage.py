@@ -5,6 +5,7 @@
 import gzip
 import json
 import os
+import pathlib
 import threading
 
 import jax
@@ -54,10 +55,23 @@ def test_done_work_is_recognised(make, tmp_path):
   assert changed() and not changed()
   write(tmp_path / "train.jsonl", FIVE[:2])
   assert changed() and len(rows(place)) == 2
-  c.data.template = "dapo"
-  assert changed() and not changed()
   c.rollout.max_prompt = 500
   assert changed() and not changed()
+
+
+def test_an_edited_verifier_prepares_the_data_again(
+    make, tmp_path, monkeypatch
+):
+  """It decides which demonstrations are correct."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  code = "def right(text, reference):\n  return "
+  pathlib.Path("edited_verifier.py").write_text(f"{code}True\n")
+  c = make(FIVE, kind="edited_verifier:right")
+  found = [(run(c, tmp_path) / "data.json").stat().st_ino for _ in range(2)]
+  pathlib.Path("edited_verifier.py").write_text(f"{code}text == reference\n")
+  found.append((run(c, tmp_path) / "data.json").stat().st_ino)
+  assert found[0] == found[1] != found[2]
 
 
 def test_killed_on_the_way(make, tmp_path, monkeypatch):

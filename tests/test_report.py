@@ -531,6 +531,29 @@ def test_groups_too_large_even_alone(tmp_path):
   assert shown == [] and note == "0 of 4 groups; samples.jsonl has all."
 
 
+def test_a_start_names_the_modules_of_the_user_that_have_changed(
+    tmp_path, monkeypatch
+):
+  """Not those that are imported for the first time, nor unchanged ones."""
+  monkeypatch.syspath_prepend(str(tmp_path))
+  file = tmp_path / "my_changed_reward.py"
+  file.write_text("ONE = 1\n")
+  importlib.import_module("my_changed_reward")
+  assert run_log.record_start(tmp_path) == []
+  assert run_log.record_start(tmp_path) == []
+  file.write_text("ONE = 2\n")
+  (tmp_path / "my_other_reward.py").write_text("")
+  importlib.import_module("my_other_reward")
+  assert run_log.record_start(tmp_path) == ["my_changed_reward"]
+  assert run_log.record_start(tmp_path) == []
+  modules = run_log.starts(tmp_path)[-1]["own_code"]
+  assert {"my_changed_reward", "my_other_reward"} <= set(modules)
+  assert not {"numpy", "json", "rl_reason.run"} & set(modules)
+  # Starts of earlier versions name no modules.
+  (tmp_path / "starts.jsonl").write_text('{"command": "", "date": ""}\n')
+  assert run_log.record_start(tmp_path) == []
+
+
 def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["/x/main.py", "--config=configs/dapo.py"])
   run_log.record_start(tmp_path)

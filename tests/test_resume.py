@@ -208,7 +208,7 @@ def test_a_finished_stage_is_not_entered_again(
     for file in (workdir / "checkpoints" / "sft").rglob("host.json"):
       file.write_text("{}")
     if kl != "none":
-      with pytest.raises(RunError, match="needs it as the reference of kl"):
+      with pytest.raises(RunError, match="stage as the reference of kl"):
         resume()
       # Nothing needs it any more once RL is complete.
       host = Checkpoints.host

@@ -276,7 +276,8 @@ def test_a_failure_in_the_first_batch_stops(mine, name, words):
 
 
 def test_calls_that_are_all_too_late_stop_the_first_batch(mine):
-  with pytest.raises(RunError, match="took longer than reward.timeout = 0.1"):
+  words = "first batch: took longer than reward.timeout = 0.1 s: raise it"
+  with pytest.raises(RunError, match=words):
     Run(mine, "waits", seconds=0.1).scores()
 
 

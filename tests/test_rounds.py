@@ -125,7 +125,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
         ({"generate.keep": "prompts"}, "'prompts': keeps no responses"),
         (
             {"generate.keep": "pairs", "rl.steps": 0},
-            "rl.steps = 0: nothing would learn from the reward model",
+            "rl.steps = 0: RL alone learns from the reward model of a round",
         ),
         (
             {"generate.keep": "pairs", "rounds.lr": 0.1},

@@ -1,5 +1,6 @@
 """Standardised scores of reward models: by hand, in training only, resumed."""
 
+import functools
 import json
 import types
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
+from rl_reason.algorithms import credit
 from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
 from rl_reason.checkpointing.resumable import NetworkState
@@ -67,6 +69,32 @@ def test_the_first_scores_may_be_equal():
   assert running(np.array([7.0, 7.0]), ALL).tolist() == [0, 0]
   assert running(np.zeros(2), ~ALL).tolist() == [-5, -5]  # padding only
   assert running.count == 2
+
+
+@pytest.mark.parametrize("clip", [0.0, 5.0])
+def test_an_infinite_score_is_no_reward(clip):
+  """It stays infinite, and its response has no reward, as with NaN."""
+  running = RunningScores("rm", clip)
+  scores_B = np.array([1, 3, np.inf, -np.inf, np.nan])
+  found_B = running(scores_B, np.ones(5, bool))
+  np.testing.assert_allclose(found_B, [-1, 1, *scores_B[2:]], **near)
+  assert running.count == 2 and not running.metrics().get("reward/rm/clipped")
+  rows = dict(
+      correct_B=np.ones(5, np.float32),
+      lengths_B=np.ones(5, int),
+      truncated_B=np.zeros(5, bool),
+      groups_B=np.zeros(5, int),
+      scores_EB=(found_B,),
+      progress=np.float32(0.5),
+  )
+  got = credit.rewards_and_advantages(
+      rows | dict(age_B=np.zeros(5, int), mask_BT=np.ones((5, 1), bool)),
+      reward=functools.partial(
+          credit.outcome, max_tokens=8, term_weights=((0.5, 0.5),)
+      ),
+      assign=lambda rows: dict(rewards_B=rows["rewards_B"]),
+  )
+  np.testing.assert_allclose(got["rewards_B"], [0.5, 1.5] + 3 * [np.nan])
 
 
 def rewards(running=None):

@@ -13,10 +13,11 @@ import functools
 import importlib
 import inspect
 import math
+import pathlib
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.base import declared, own_code
@@ -263,3 +264,9 @@ def load(path: str) -> Any:
   if mark and not hasattr(found, name):
     raise ConfigError(f"{path!r}: {own_code.lacks(found, name)}")
   return getattr(found, name) if mark else found
+
+
+def files(names: Iterable[str]) -> list[pathlib.Path]:
+  """Files of the user's functions, `module:function`, among names."""
+  found = [load(x) for x in names if ":" in x]
+  return [pathlib.Path(inspect.getfile(x)) for x in found]

@@ -1,5 +1,6 @@
 """Code of the user: where it is found, and what is said if it fails."""
 
+import hashlib
 import pathlib
 import sys
 import sysconfig
@@ -46,12 +47,28 @@ def place(e: BaseException) -> str:
   Files of Python, of libraries and of this package are not the user's.
   """
   for frame in reversed(traceback.extract_tb(e.__traceback__)):
-    path = pathlib.Path(frame.filename).resolve()
-    library = _LIBRARIES & set(path.parts) or frame.filename[0] == "<"
-    if not library and not any(path.is_relative_to(x) for x in _NOT_OWN):
+    if _is_own(frame.filename):
       inside = "" if frame.name[0] == "<" else f", in {frame.name}"
       return _place(frame.filename, frame.lineno or 0) + inside
   return ""
+
+
+def _is_own(file: str) -> bool:
+  """Whether a file is the user's."""
+  path = pathlib.Path(file).resolve()
+  library = _LIBRARIES & set(path.parts) or file[0] == "<"
+  return not library and not any(path.is_relative_to(x) for x in _NOT_OWN)
+
+
+def digests() -> dict[str, str]:
+  """The imported modules of the user by name, with hashes of their files."""
+  out = {}
+  for name, module in list(sys.modules.items()):
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str) and file.endswith(".py") and _is_own(file):
+      content = pathlib.Path(file).read_bytes()
+      out[name] = hashlib.sha256(content).hexdigest()[:16]
+  return out
 
 
 def _place(file: str, line: int) -> str:

@@ -167,14 +167,14 @@ class Packed:
 
 @struct.dataclass
 class Experience:
-  """Rollouts with grades and the log-probabilities of the behaviour policy.
+  """Rollouts with grades and old log-probabilities (those of pi_old).
 
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
     scores_EB: float32, a tuple of [B], one for each term of reward.functions.
-    old_logps_BT: float32, log-probabilities of the behaviour policy: by the
-      trainer's forward pass if it makes one, else by the sampler.
+    old_logps_BT: float32, log-probabilities of pi_old: by the trainer's forward
+      pass if it makes one, else by the sampler.
     stale_lengths_B: int32, leading response tokens that an older policy sampled
       and whose old_logps_BT are known: all tokens of a kept group; of a partial
       rollout, the tokens sampled before this step (log-probs by the sampler).

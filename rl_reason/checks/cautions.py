@@ -17,6 +17,11 @@ TINY = 256  # width of a model that learns at the rates of random parameters
 def prompts(c) -> Iterator[Rule]:
   """Prompts that never come again, or have the same difficulty."""
   files, name = c.task.name == tasks.FILES, "advantage.name"
+  if c.data.chat and not files and not facts.environment(c):
+    yield "data.chat", (
+        "is for rows of files, and the prompts of a task are plain text; an"
+        " environment whose reset returns chat messages uses the chat template"
+    )
   if facts.has_history(c):
     alone = "prompts without earlier responses get leave_one_out's baseline"
     if files:

@@ -111,8 +111,8 @@ def environment(c) -> Iterator[Rule]:
     yield "environment.stop_strings", "must be texts, none of them empty"
   if c.rollout.partial_groups:
     yield "rollout.partial_groups", (
-        "not in an environment: unfinished trajectories would have to wait with"
-        " it"
+        "an unfinished trajectory would have to keep its environment until the"
+        " next round: set it to 0"
     )
   if c.reward.process != "none":
     yield "reward.process", (
@@ -123,11 +123,14 @@ def environment(c) -> Iterator[Rule]:
     yield "reward.outcome.name", (
         "the environment gives the rewards: leave it at 'correctness'"
     )
-  ahead = "trajectories of several turns are not sampled ahead"
   if c.rl.staleness:
-    yield "rl.staleness", ahead
+    yield "rl.staleness", (
+        "trajectories of several turns are not sampled ahead: set it to 0"
+    )
   if c.rollout.engine.name != "own":
-    yield "rollout.engine.name", ahead
+    yield "rollout.engine.name", (
+        "an external engine cannot continue a response after a turn: use 'own'"
+    )
 
 
 def files(c) -> Iterator[Rule]:

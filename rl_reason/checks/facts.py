@@ -296,9 +296,9 @@ def sft_steps(c) -> int:
   return 0 if c.sft.reuse else c.sft.steps + c.sft.habits.steps
 
 
-def learns(c) -> int:
-  """Steps of RL and of SFT as they are set, whether or not SFT is reused."""
-  return c.rl.steps or c.sft.steps or c.sft.habits.steps
+def learns(c) -> bool:
+  """Whether the config sets steps of RL or SFT, also if SFT is reused."""
+  return bool(c.rl.steps or c.sft.steps or c.sft.habits.steps)
 
 
 def by_reward(c) -> bool:

@@ -142,7 +142,12 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
   split = axes.of_batch(sizes)
+  groups = "rollout.batch", "rollout.partial_groups", "rollout.replay"
   for count, batches in by_count:
     for name, rows in batches.items():
       if rows % count:
-        yield name, f"{rows} rows cannot be split over {count} shards ({split})"
+        unit = "groups" if name in groups else "rows"
+        yield name, (
+            f"{rows} {unit} cannot be split over {count} shards ({split}): make"
+            f" their number a multiple of {count}"
+        )

@@ -45,7 +45,8 @@ def require_context(c, source: hf.Source) -> None:
     raise errors.ConfigError(
         f"rollout.max_tokens = {c.rollout.max_tokens}: with"
         f" {prompt}.max_prompt it makes {length} tokens, and {source.label}"
-        f" takes {source.context} (max_position_embeddings, sliding_window)"
+        f" takes {source.context} (max_position_embeddings, sliding_window):"
+        f" lower rollout.max_tokens or {prompt}.max_prompt"
     )
 
 

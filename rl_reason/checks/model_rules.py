@@ -57,7 +57,9 @@ def optimizer(c) -> Iterator[Rule]:
       if name not in MATRICES:
         yield "lora.targets", f"{name!r} is none of {', '.join(MATRICES)}"
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
-    yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
+    yield "optimizer.freeze", (
+        f"freezes no layer of model.layers = {m.layers}: raise it, or set 0"
+    )
   if o.offload and o.name != "adamw":
     yield "optimizer.offload", f"not with {o.name!r}, only with 'adamw'"
   if sft.warmup_steps >= max(sft.steps, 1):
@@ -90,7 +92,10 @@ def experts(c) -> Iterator[Rule]:
   if m.experts % c.mesh.expert:
     yield "mesh.expert", f"must divide {count}"
   if m.remat == "auto":
-    yield "model.remat", "no formula counts the memory of experts: name one"
+    yield "model.remat", (
+        "no formula counts the memory of experts: use 'none', 'dots', 'sqrt' or"
+        " 'full'"
+    )
   if c.lora.rank and {"gate", "up", "down"} & {*facts.lora_targets(c)}:
     yield "lora.targets", "experts have no factors: use 'q,k,v,o'"
   if not r.replay_routing:

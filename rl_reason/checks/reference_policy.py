@@ -106,7 +106,8 @@ def check(c, tok: Any) -> None:
         c,
         FIELD,
         f"takes {source.context} tokens, and {prompt}.max_prompt and"
-        f" rollout.max_tokens make {length}",
+        f" rollout.max_tokens make {length}: lower one of them, or use a"
+        " teacher with a longer context",
     )
 
 

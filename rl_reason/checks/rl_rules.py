@@ -10,6 +10,13 @@ from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream
 from rl_reason.tasks import given, reward_terms
 
+# What `facts.two_valued` requires.
+_TWO_VALUED = (
+    "reward.outcome.name = 'correctness', reward.length_penalty.name = 'none',"
+    " reward.truncated = 'terminal', reward.overlong_buffer = 0,"
+    " reward.functions = '' and kl.place = 'loss', without an environment"
+)
+
 
 def rollouts(c) -> Iterator[Rule]:
   """Sampling, and dynamic sampling."""
@@ -94,18 +101,17 @@ def partial_groups(c) -> Iterator[Rule]:
   if r.partial_groups * r.group_size > slots:
     yield name, (
         f"{r.partial_groups} groups of {r.group_size} do not fit into {slots}"
-        " slots"
+        " slots: lower it, or raise rollout.slots"
     )
   if facts.reward_models(c):
     yield name, (
         "reward models score whole batches, and rounds then have any number of"
-        " rows"
+        " rows: set it to 0, or leave them out of reward.functions"
     )
   if not r.partial_across_steps and facts.by_reward(c):
     yield name, (
         "whether another round follows depends on which responses are correct:"
-        " not with dynamic_sampling.signal = 'reward', or without a verdict in"
-        " the reward"
+        " set it to 0, or let dynamic_sampling.signal be 'correctness'"
     )
 
 
@@ -116,8 +122,8 @@ def engine(c) -> Iterator[Rule]:
     value = c.rollout[name]
     if other and value not in ("same", 0):
       yield f"rollout.{name}", (
-          f"{value!r} is for our own sampler: leave it, or set"
-          " rollout.engine.name = 'own'"
+          f"{value!r} is for the sampler of this package: leave the field out,"
+          " or set rollout.engine.name = 'own'"
       )
   if c.mesh.rollout and other:
     yield "mesh.rollout", "the engine has devices of its own: leave it at 0"
@@ -292,10 +298,7 @@ def advantages(c) -> Iterator[Rule]:
         f"{divides} set reward.correct = 1 and reward.incorrect = 0"
     )
   if name == "max_rl" and not facts.two_valued(c):
-    yield "advantage.name", (
-        f"{divides} no length penalty, cosine, functions, bootstrap or KL in"
-        " the reward"
-    )
+    yield "advantage.name", f"{divides} set {_TWO_VALUED}"
   if name == "pass_at_k":
     k = functions.arguments("advantage", c.advantage)["k"]
     if k > c.rollout.group_size:
@@ -305,8 +308,7 @@ def advantages(c) -> Iterator[Rule]:
     if not (facts.two_valued(c) and c.reward.incorrect <= 0 < c.reward.correct):
       yield "advantage.name", (
           "a reward above 0 is a success: set reward.correct above 0,"
-          " reward.incorrect to at most 0, and no length penalty, cosine,"
-          " functions, bootstrap or KL in the reward"
+          f" reward.incorrect to at most 0, and {_TWO_VALUED}"
       )
   if name == "weak_positives" and c.reward.incorrect >= 0:
     yield "reward.incorrect", (
@@ -369,12 +371,18 @@ def critic(c) -> Iterator[Rule]:
   """The critic: what it starts from, and the support of its head."""
   v = c.critic
   if v.reuse and v.init == "exported":
-    yield "critic.reuse", "replaces value pretraining: not with critic.init"
+    yield "critic.reuse", (
+        "the critic of another run replaces the one of critic.init ="
+        " 'exported': leave one of them out"
+    )
   # A round has a reward model, which is the critic's path if none is named.
   of_round = facts.trains_reward_models(c) and not v.path
   if bool(v.path) != (v.init == "exported") and not of_round:
     yield "critic.path", (
-        f"does not go with critic.init = {v.init!r}: it is for 'exported'"
+        "is for critic.init = 'exported': leave it out, or set critic.init"
+        if v.path
+        else "critic.init = 'exported' needs it: name an exported critic, or a"
+        " classifier of transformers"
     )
   if v.head.name == "categorical":
     low, high = v.head.args.low, v.head.args.high
@@ -397,11 +405,12 @@ def loss(c) -> Iterator[Rule]:
   late = facts.off_policy_fields(c)
   if c.surrogate.name == "reinforce" and late:
     yield "surrogate.name", (
-        "has no ratio, so it is correct only on-policy: leave"
-        f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
-        " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False, rl.staleness = 0, rollout.replay = 0; or use ppo, whose ratio"
-        " corrects for the policy that sampled"
+        "has no ratio, so it is correct only on-policy, and the run is"
+        f" off-policy with {', '.join(late)}: set updates.minibatches = 1,"
+        " updates.epochs = 1, dynamic_sampling.surplus = 'discard',"
+        " rollout.partial_across_steps = False, rl.staleness = 0 and"
+        " rollout.replay = 0; or use ppo, whose ratio corrects for the policy"
+        " that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":
@@ -440,4 +449,7 @@ def rounds(c) -> Iterator[Rule]:
   if keep == "correct" and facts.no_verifier(c):
     yield "generate.keep", "nothing says which are correct: use 'best'"
   if keep == "pairs" and not c.rl.steps:
-    yield "rl.steps", "nothing would learn from the reward model of a round"
+    yield "rl.steps", (
+        "RL alone learns from the reward model of a round: set it above 0, or"
+        " use another generate.keep"
+    )

@@ -88,9 +88,10 @@ def read(
   """
   allowed = OVERRIDES.get(stage, ("export.",))
   if wrong := [x for x in given if not x.startswith(allowed)]:
+    shown = ", ".join(f"{x}*" if x[-1] == "." else x for x in allowed)
     raise ConfigError(
-        f"--config.{wrong[0]}: --config is missing, which may set every field;"
-        f" with --workdir alone --stage={stage} takes {', '.join(allowed)}"
+        f"--config.{wrong[0]}: without --config, --stage={stage} only takes"
+        f" {shown}; give --config to set any field"
     )
   fields, saved = _fields(workdir), workdir / "config.json"
   named = named_code.fields_with_code(fields)

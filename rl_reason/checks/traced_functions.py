@@ -46,9 +46,9 @@ def check(c) -> None:
     c: the checked config.
 
   Raises:
-    ConfigError: functions raise, or return arrays of other shapes; a line names
-      the field, the place in the user's file, and what the function has to
-      return.
+    ConfigError: a function raises, or returns arrays of other shapes. The line
+      names the field, and the place in the user's file or the axes that the
+      function has to return.
   """
   faults = Faults()
   r = c.rollout

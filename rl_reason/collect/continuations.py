@@ -89,7 +89,7 @@ class ContinuingCollector(RolloutCollector):
             "tokens/generated": metrics["tokens/generated"] + tokens,
             "tokens/continuations": tokens,
             "train/prefixes": len(found),
-            "train/prefixes_failed": int(failed_B.sum()),
+            "train/prefixes_failed": int((~np.isfinite(returns_BT)).sum()),
         },
     )
 

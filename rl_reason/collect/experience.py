@@ -96,7 +96,7 @@ def graded(
 
 
 def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
-  """Rows with the log-probs of the behaviour policy.
+  """Rows with old log-probs: those of pi_old, the policy before the update.
 
   Tokens of an older policy keep their log-probs, by the trainer in kept groups
   and by the sampler in partial rollouts.

@@ -97,7 +97,8 @@ class RewardRunner:
         for x in self.terms
     ]
     self._seconds = seconds
-    self._late = Failed(f"took longer than reward.timeout = {seconds:g} s")
+    limit = f"reward.timeout = {seconds:g} s"
+    self._late = Failed(f"took longer than {limit}: raise it, if that is usual")
     self._proved = False  # after a first batch without a failure
     self._pool: workers_lib.Pool | None = None
     self.reset()
@@ -213,12 +214,12 @@ class RewardRunner:
       failed_B = states_B >= FAILED
       why = str(reason or "another process has failed, and shows it")
       # A function that fails on its first batch is wrong: the run ends.
-      if not self._proved and (
-          (states_B == FAILED).any() or (states_B == LATE).all()
-      ):
+      wrong = (states_B == FAILED).any()
+      if not self._proved and (wrong or (states_B == LATE).all()):
+        remedy = ", correct it and run again" * bool(wrong)
         raise RunError(
-            f"the reward function {term.name} failed on its first batch,"
-            f" correct it and run again: {why}".rstrip()
+            f"the reward function {term.name} failed on its first batch"
+            f"{remedy}: {why}".rstrip()
         )
       # Later failures only cost responses.
       for _ in range(int(failed_B.sum())):
@@ -316,7 +317,10 @@ class RewardRound:
     return scores
 
   def _place(self, scores: list[list[Score]], batch: RewardBatch) -> None:
-    """Steps then end at places of tokens, not at numbers of characters."""
+    """Replaces the end of each step, in characters, by its last token.
+
+    The score of a response becomes `Failed` if a step ends after the response.
+    """
     for of_function in scores:
       for b, steps in enumerate(of_function):
         if not isinstance(steps, list):
@@ -439,7 +443,7 @@ class Rewards:
 
   @property
   def labels(self) -> list[str]:
-    """A name for metrics of each term; full where two files share the short."""
+    """Names in metrics: the label, or the full name if the label is taken."""
     owner: dict[str, str] = {}
     names = [
         x.label if owner.setdefault(x.label, x.name) == x.name else x.name
@@ -528,7 +532,9 @@ class Rewards:
       score_B = next(of_functions)
       for rule in self.runner.model_rules[term.name]:
         found_B = np.asarray(self._models[rule.model](rollouts), np.float32)
-        # The sigmoid, as a hyperbolic tangent, which overflows nowhere.
+        # The sigmoid, as a hyperbolic tangent, which overflows nowhere. It
+        # would make a finite reward of an infinite score.
+        found_B = np.where(np.isfinite(found_B), found_B, np.nan)
         kept_B = 0.5 * (1 + np.tanh((found_B - rule.threshold) / 2))
         kept[rule_name(term, rule.rule)] = kept_B
         score_B = score_B + np.float32(rule.share) * kept_B

@@ -71,6 +71,8 @@ class RunningScores:
       clipped_B = real_B & np.isfinite(out_B) & (np.abs(out_B) > self._clip)
       self._clipped += int(clipped_B.sum())
       out_B = np.clip(out_B, -self._clip, self._clip)
+    # Clipped, an infinite score would be a reward.
+    out_B = np.where(np.isfinite(scores_B), out_B, scores_B)
     return out_B.astype(np.float32)
 
   def _add(self, scores: np.ndarray) -> None:

@@ -49,8 +49,8 @@ def read(
   manifest = directory.with_name(f"{directory.name}.json")
   if not manifest.exists():
     raise datasets.DataError(
-        f"{where}: is no directory of --stage=generate, as"
-        " WORKDIR/generated/STEP is"
+        f"{where}: is no directory of --stage=generate: name one, such as"
+        " WORKDIR/generated/STEP"
     )
   fields = json.loads(manifest.read_text())["fields"]
   for name, value in (
@@ -71,7 +71,10 @@ def read(
   (source, _), *_ = datasets.parse_all(str(directory), "train")
   lines = [row or {} for _, row in datasets.read(source)]
   if lacking := [x for x in COLUMNS if any(x not in row for row in lines)]:
-    raise datasets.DataError(f"{where}: rows lack {', '.join(lacking)}")
+    raise datasets.DataError(
+        f"{where}: rows lack {', '.join(lacking)}: generate them again with"
+        " --stage=generate and generate.keep = 'all'"
+    )
   found = []
   for prompt, of_prompt in itertools.groupby(lines, lambda x: x["prompt"]):
     rows = list(of_prompt)  # of one group, or of several in a row
@@ -80,7 +83,8 @@ def read(
       found.append((text, rows[n : n + group_size]))
   if not found or any(len(rows) != group_size for _, rows in found):
     raise datasets.DataError(
-        f"{where}: its rows are no groups of {group_size} responses"
+        f"{where}: its rows are no groups of {group_size} responses: generate"
+        f" them again with --stage=generate and generate.samples = {group_size}"
     )
   _check_tokens(
       where, [row["ids"] for _, x in found for row in x], tok, max_tokens
@@ -98,7 +102,10 @@ def _check_tokens(
     )
   known = set(tok.get_vocab().values())
   if not all(known.issuperset(x) for x in ids):
-    raise datasets.DataError(f"{where}: its tokens are of another tokenizer")
+    raise datasets.DataError(
+        f"{where}: its tokens are of another tokenizer: generate again with the"
+        " tokenizer of this run"
+    )
 
 
 def _experience(

@@ -70,9 +70,11 @@ class Tally:
 
   def none_left(self) -> str:
     """The error of a source of which no row is kept."""
+    remedy = shared_words(self.dropped, self.read)
     return (
         f"data.{self.use}: no row of {self.source} is left"
-        f" ({self.reasons or 'it is empty'}); correct it or leave it out"
+        f" ({self.reasons or 'it is empty'});"
+        f" {remedy or 'correct it or leave it out'}"
     )
 
   def keep(self, row: dict) -> None:
@@ -117,6 +119,18 @@ def check_held_out(sources: list[dict], max_prompt: int) -> None:
       )
 
 
+def shared_words(dropped: dict[str, int], read: int) -> str:
+  """The remedy if most rows share words with an evaluation set; '' if not."""
+  reasons = [x for x in dropped if x.startswith(screening.SHARED_WORDS)]
+  if 2 * sum(dropped[x] for x in reasons) <= read:
+    return ""
+  return (
+      "if all questions contain the same instruction, move the instruction into"
+      " data.template or data.system, whose words are not compared, or set"
+      " data.ngram above its number of words"
+  )
+
+
 def without(name: str, count: int) -> str:
   """The name of an evaluation set that lacks `count` long prompts."""
   return f"{name}_without_{count}_long" if count else name
@@ -139,6 +153,8 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       if longest := t["longest"].get(reason):
         example = f"the longest has {longest:,} tokens"
       out.append(f"{count:,} {rows} dropped: {reason} ({example})")
+    if remedy := shared_words(t["dropped"], t["read"]):
+      out.append(f"warning: most rows of {t['source']} are dropped: {remedy}")
     if t["use"] == "train" and (prompt := t.get("first")):
       shown = prompt[:SHOWN] + "..." * (len(prompt) > SHOWN)
       out.append(f"the first prompt, as the model reads it: {shown!r}")

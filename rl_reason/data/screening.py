@@ -43,6 +43,7 @@ NO_TOKEN = "the prompt has no token"
 LONG = "the prompt is longer than rollout.max_prompt"
 UNRENDERED = "the prompt cannot be rendered"
 SAME_WORDS = "the question has the same words as one of an evaluation set"
+SHARED_WORDS = "the question shares data.ngram"
 CONTRADICTION = "another row has the same question and another answer"
 INCORRECT = (
     "the verifier rejects the response, so that SFT does not imitate it and RL"
@@ -284,8 +285,7 @@ class Screen:
     for ngram in self._ngrams_of(example.question):
       if ngram in self._ngrams:
         return Fault(
-            f"the question shares data.ngram = {d.ngram} words with one of an"
-            " evaluation set",
+            f"{SHARED_WORDS} = {d.ngram} words with one of an evaluation set",
             f"{self._ngrams[ngram]}: {ngram}",
         )
     return None

@@ -12,8 +12,6 @@ first style of their kind.
 """
 
 import ast
-import inspect
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -171,13 +169,6 @@ def _find(style: str, kind: str) -> Template:
   if not callable(found):
     raise ValueError(f"{style} is not a function")
   return Template(found, known["plain"].response)
-
-
-def files(text: str) -> list[pathlib.Path]:
-  """The files of the user's templates."""
-  styles = datasets.assignments(text).values()
-  found = [functions.load(x) for x in styles if ":" in x]
-  return [pathlib.Path(inspect.getfile(x)) for x in found]
 
 
 def complete(solution: str, answer: str, template: Template) -> str:

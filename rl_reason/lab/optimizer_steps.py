@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
 
   Attributes:
     logps_BT: of the policy before the optimizer step.
-    ratio_BT: to the behaviour policy; 1 where the update is on-policy.
+    ratio_BT: to pi_old; 1 where the update is on-policy.
     weight_BT: derivative of the loss by the log-prob.
     clipped_BT: bool, the clip has removed the gradient.
     share_BT: of the squared norm of the gradient: the token's own gradient

@@ -342,7 +342,7 @@ class Found(NamedTuple):
     order_MB: row numbers of each minibatch.
     steps: the optimizer steps, without their gradients.
     norms: of the gradient of each optimizer step, by layer.
-    ratio_BT: to the behaviour policy after the step; 1 where it is unknown.
+    ratio_BT: to pi_old after the step; 1 where it is unknown.
     change: norm of the change of all parameters.
     other: the same of the other config; None without overrides.
     cosines: of the gradients of the optimizer steps, run and other config; ()

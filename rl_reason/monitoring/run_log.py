@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl_reason.base import own_code
 from rl_reason.base.json_files import number, read_jsonl
 from rl_reason.monitoring.loggers import Writer
 
@@ -234,17 +235,25 @@ class Log:
       writer.close()
 
 
-def record_start(workdir: pathlib.Path) -> None:
-  """Appends the command and the date to WORKDIR/starts.jsonl."""
+def record_start(workdir: pathlib.Path) -> list[str]:
+  """Appends the command, the date and the user's code to WORKDIR/starts.jsonl.
+
+  Returns:
+    Names of the user's modules whose files have changed since the start before.
+  """
+  before = next((x.get("own_code", {}) for x in starts(workdir)[-1:]), {})
+  own_code_now = own_code.digests()
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
   if words[0] == "main.py":
     words[:1] = ["python", "-m", "rl_reason.main"]
   with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
-    line = dict(command=shlex.join(words), date=now)
+    line = dict(command=shlex.join(words), date=now, own_code=own_code_now)
     file.write(json.dumps(line) + "\n")
+  changed = own_code_now.items() - before.items()
+  return sorted(name for name, _ in changed if name in before)
 
 
-def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
-  """The command and the date of each start of a run, in order."""
+def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """What `record_start` wrote of each start of a run, in order."""
   return read_jsonl(workdir / "starts.jsonl")

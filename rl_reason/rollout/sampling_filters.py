@@ -46,7 +46,7 @@ class Filters(NamedTuple):
 
   @property
   def reads_tokens(self) -> bool:
-    """Whether a number of the tokens so far is needed."""
+    """Whether the repetition penalty is on, which reads the tokens so far."""
     return jnp.ndim(self.repetition_penalty) > 0 or self.repetition_penalty != 1
 
   def of_rows(self, row_B: Array) -> Self:

@@ -124,8 +124,8 @@ class Scorer:
     if not len(tokens) == len(logps) + 1 == wanted:
       raise RunError(
           f"kl.reference: {self._url} returns {len(logps) + 1} tokens for a"
-          f" prompt of {wanted}, {when}: it has another tokenizer, or adds"
-          " tokens of its own"
+          f" prompt of {wanted}, {when}: the server has another tokenizer, or"
+          " adds tokens: use a teacher with the tokenizer of the policy"
       )
     return tokens, logps
 
@@ -142,7 +142,10 @@ class Scorer:
         fault, again = errors.one_line(e), True
       where = f"kl.reference: {self._url}/{path}, {when}: {fault}"
       if not again:
-        raise RunError(f"{where}; the server refuses the request")
+        raise RunError(
+            f"{where}; the server refuses the request: correct kl.server.* or"
+            " the options of the server"
+        )
       if time.monotonic() + pause > ends:
         raise RunError(
             f"{where}; no answer for kl.server.patience = {self._patience:g} s:"

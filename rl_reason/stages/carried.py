@@ -82,7 +82,10 @@ def _continued(
 ) -> TrainState:
   """A network of step 0 with the parameters, and the moments, of another."""
   if _shapes(own.params) != _shapes(other.params):
-    raise RunError(f"{where}: its {name} has another shape; make them equal")
+    raise RunError(
+        f"{where}: the {name} of that run has another shape; make model.*,"
+        " lora.*, tokenizer (or task.name without one) and critic.head.* equal"
+    )
   if not c.rl.init_optimizer:
     return own.replace(params=other.params)
   if _shapes(own.opt_state) != _shapes(other.opt_state):

@@ -56,7 +56,8 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
   if length > source.context:
     raise ConfigError(
         f"{source.label}: takes {source.context} tokens, and"
-        f" rollout.max_prompt and rollout.max_tokens make {length}"
+        f" rollout.max_prompt and rollout.max_tokens make {length}: lower one,"
+        " or use a model with a longer context"
     )
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
     raise ConfigError(

@@ -68,7 +68,7 @@ def preferences(
   if rows.files is not None:
     use = "evaluate" if evaluation else "train"
     parts, weights = pipelines.prepared(rows.files, use)
-    dataset = _pairs(parts, weights, seed, rejected=True)
+    dataset = _pairs(parts, weights, seed, field=f"data.{use}", rejected=True)
     return pipelines.iterate(dataset, batch)
 
   def respond(row, rng, mixture, correct):
@@ -105,9 +105,12 @@ def _pairs(
     seed: int,
     counted: Callable[[int], None] = lambda _: None,
     *,
+    field: str = "data.train",
     rejected: bool = False,
 ) -> grain.MapDataset:
   """(prompt, response) of a mixture, or (prompt, response, rejected).
+
+  `field` names the sources, for messages.
 
   Raises:
     DataError: a source has no row with these texts.
@@ -122,11 +125,17 @@ def _pairs(
     rows = range(len(source))
     found = [(number, i) for i in rows if all(texts(source[i])[1:])]
     if not found:
+      remedy = (
+          "a chosen and a rejected response: name their columns, as in"
+          " data.columns = 'chosen=better,rejected=worse', or leave the source"
+          " out"
+          if rejected
+          else "a response to learn from: name its column, as in data.columns ="
+          " 'response=text', or leave the source out; none is needed with"
+          " sft.steps = 0 and streams.sft = 0"
+      )
       raise datasets.DataError(
-          f"data.train: no row of source {number} has"
-          f" {'a rejected response' if rejected else 'a response'} to learn"
-          " from; name its column, as in data.columns = 'response=text', or"
-          " skip this stage (sft.steps = 0)"
+          f"{field}: source {number + 1} has no row with {remedy}"
       )
     positions.append(found)
   counted(sum(map(len, positions)))

@@ -133,18 +133,18 @@ def resumed(
     return params, critic_params, counters
   step = checkpoints.newest(say)
   if step is None:
-    say(f"{lost}, and no checkpoint of RL is: trained again")
+    say(f"{lost}. RL has no complete checkpoint: both are trained again")
     return None
   host = checkpoints.host(step)
   complete = host["evaluated"] and step == c.rl.steps
   if needed and not complete:
     raise RunError(
-        f"{lost}, and RL at step {step} needs it {needed}: put a copy of that"
-        f" checkpoint back, or remove {output.workdir}/checkpoints/rl to train"
-        " again"
+        f"{lost}. RL at step {step} needs this stage {needed}: restore a copy"
+        " of the checkpoint of this stage, or remove"
+        f" {output.workdir}/checkpoints/rl to train again"
     )
   ends = "is complete" if complete else "goes on without it"
-  say(f"{lost}; RL at step {step} {ends}")
+  say(f"{lost}. RL at step {step} {ends}")
   if c.lora.rank and params is None:
     return None, None, None
   found, critic_params, _ = trained.rl(

@@ -4,6 +4,7 @@
 parameters name:
 
   c               the checked config
+  source          the checkpoint of transformers in model.path; None without
   model           shapes of the networks, and the devices that learn
   output          work directory, logs and screen
   row_source      the rows of the task by purpose
@@ -56,11 +57,12 @@ def check_machine(c) -> None:
   if jax.process_count() > 1:
     for name, off, reason in (
         ("rl.staleness", 0, "threads would start programs in different orders"),
-        ("rollout.engine.name", "own", "each of them would send all requests"),
+        ("rollout.engine.name", "own", "each process would send all requests"),
     ):
       if (value := config_lib.at(c, name)) != off:
         raise errors.ConfigError(
-            f"{name} = {value!r}: not with several processes: {reason}"
+            f"{name} = {value!r}: not with several processes, since {reason}:"
+            f" set it to {off!r}, or start one process"
         )
 
 

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 import rl_reason
 from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, functions, json_files
 from rl_reason.base.errors import Stopped
 from rl_reason.checks import facts
 from rl_reason.checks.model_directory import resolve, tokenizer_path
@@ -241,7 +241,9 @@ def _identity(
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
-  paths += templates.files(config.data.template)
+  # Functions of the user decide prompts, and which reference answers are read.
+  for text in (config.data.template, config.data.kind):
+    paths += functions.files(datasets.assignments(text).values())
   parts = [rl_reason.__version__, f"format {FORMAT}"]
   if revision := facts.revision(config, tok_path):
     parts.append(f"revision {revision}")

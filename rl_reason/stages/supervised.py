@@ -46,7 +46,7 @@ def sft_update(
 
   cfg, tx and router_aux, the coefficient of `experts.loss`, are static; the
   caller's jit donates the state. Returns the next state, and metrics: loss,
-  grad_norm, update_skipped.
+  grad_norm, update_skipped, and with experts those of `experts.loss`.
   """
   grads, metrics = imitation.gradient(
       state.params, packed, mask_BT, cfg=cfg, router_aux=router_aux
