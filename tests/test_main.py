@@ -41,7 +41,7 @@ def prepared(*flags):
         ([DAPO, "--config.rollout.group_size=1"], ["use 2 or more"]),
         ([DAPO, "--wrkdir=x"], ["wrkdir"]),
         ([DAPO, "seed=1"], ["seed=1"]),
-        ([], ["without --config"]),
+        ([], ["--config is missing"]),
         (["--workdir=x", "--config.seed=1"], ["without --config"]),
         (["--stage=evaluate", "--workdir=nowhere"], ["nowhere", "config.json"]),
     ],
