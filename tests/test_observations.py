@@ -5,10 +5,12 @@ import pytest
 import tokenizers
 import transformers
 
+from configs import dapo
+from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
-from rl_reason.data import tokenizer
+from rl_reason.data import templates, tokenizer
 from rl_reason.environments import observations
-from rl_reason.stages import demonstrations
+from rl_reason.stages import demonstrations, parts
 
 START, END, EOS, CALL = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<call>"
 TEMPLATE = (
@@ -123,3 +125,39 @@ def test_what_cannot_be_encoded_is_named():
     letters.text("1<eos>")
   with pytest.raises(ConfigError, match="cannot encode '9' in '9'"):
     tokenizer.encode(tokenizer.characters("0123"), ["1", "9"])
+
+
+@pytest.mark.parametrize(
+    "fields, warned",
+    [
+        ({}, True),
+        ({"rollout.stop_tokens": (END,)}, False),
+        ({"sft.steps": 10}, False),  # SFT teaches EOS
+        ({"data.chat": False}, False),
+    ],
+)
+def test_a_turn_that_ends_with_another_token_than_eos_is_said(fields, warned):
+  """The chat template of Qwen2.5 ends turns so, and base models have an EOS."""
+  c = config.with_defaults(dapo.get_config())
+  c.sft.steps = c.sft.habits.steps = 0
+  c.data.chat = True
+  config.override(c, fields)
+  said = []
+  parts.show_end_of_turn(c, TOK, said.append)
+  assert len(said) == warned
+  if warned:
+    assert """--config.rollout.stop_tokens="('<|im_end|>',)\"""" in said[0]
+
+
+@pytest.mark.parametrize(
+    "template, found",
+    [
+        (TEMPLATE, END),
+        (TEMPLATE.replace(END, EOS), EOS),
+        (TEMPLATE.replace(END, ""), ""),  # the next turn ends it
+        ("{{ raise_exception('no assistant') }}", ""),
+        (None, ""),
+    ],
+)
+def test_the_end_of_a_turn_is_read_off_the_chat_template(template, found):
+  assert templates.end_of_turn(byte_level(template), {}) == found

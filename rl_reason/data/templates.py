@@ -323,6 +323,20 @@ def unread(tok, names: Iterable[str]) -> list[str]:
   return [name for name in names if name not in mentioned]
 
 
+def end_of_turn(tok, args: Mapping[str, Any]) -> str:
+  """The special token with which the chat template ends a response; or ''."""
+  turns = [("user", "a question"), ("assistant", "a response")]
+  messages = [{"role": role, "content": text} for role, text in turns]
+  try:
+    text = tok.apply_chat_template(messages, tokenize=False, **args)
+  except Exception:  # a template is a program and may raise anything
+    return ""
+  after = text.rpartition(turns[-1][1])[2].strip()
+  ids = tok.encode(after, add_special_tokens=False)
+  special = bool(ids) and ids[0] in reserved(tok, special=True)
+  return tok.convert_ids_to_tokens(ids[0]) if special else ""
+
+
 def reserved(tok, *, special: bool = False) -> frozenset[int]:
   """Ids that no text of a data set may contain, such as the end of a turn.
 

@@ -27,7 +27,7 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
-from rl_reason.checks import prompt_lengths
+from rl_reason.checks import facts, prompt_lengths
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
@@ -92,6 +92,25 @@ def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
     say(
         f"warning: data.template_args = {c.data.template_args!r}: the chat"
         f" template of the tokenizer does not read {names}"
+    )
+
+
+def show_end_of_turn(c, tok: Any, say: Callable[[str], None]) -> None:
+  """Says if the chat template ends a turn with a token that ends no response.
+
+  SFT teaches EOS; without SFT a checkpoint ends turns as its template does.
+  """
+  if not c.data.chat or facts.sft_steps(c):
+    return
+  args = templates.arguments(c.data.template_args)
+  end = templates.end_of_turn(tok, args)
+  ends = tokenizer.ends(tok, c.rollout.stop_tokens)
+  if end and tok.convert_tokens_to_ids(end) not in ends:
+    say(
+        f"warning: data.chat: the chat template ends a turn with {end!r},"
+        f" and responses end with EOS, {tok.eos_token!r}: a response that ends"
+        f" with {end!r} goes on until rollout.max_tokens; set"
+        f' --config.rollout.stop_tokens="({end!r},)"'
     )
 
 
