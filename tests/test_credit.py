@@ -292,6 +292,10 @@ def test_a_response_whose_verifier_failed_has_no_reward(bootstrap):
   )
   got = credit.outcome(rows, max_tokens=4, bootstrap=bootstrap)
   close(got, [1, np.nan, 1 if bootstrap else -1, -1])
+  # A trajectory whose environment failed counts as truncated, too.
+  rows["truncated_B"][1] = True
+  got = credit.outcome(rows, max_tokens=4, bootstrap=bootstrap)
+  close(got, [1, np.nan, 1 if bootstrap else -1, -1])
 
 
 def test_an_advantage_of_each_token():

@@ -81,7 +81,10 @@ def test_the_step_of_each_token():
 
 
 def test_values_by_rollouts_by_hand():
-  """Two responses to a prompt, with returns 1 and -1: each other's baseline."""
+  """Two responses to a prompt, with returns 1 and -1: each other's baseline.
+
+  A response without another one has no baseline, hence no advantage.
+  """
   rewards_BT = np.array([[0, 0.5, 0, 0.5], [0, 0, -1, 9], [5, 9, 9, 9]], F)
   mask_BT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]], bool)
   # Row 0 has prefixes of two and of three tokens; a step of row 1 ends with it.
@@ -95,7 +98,7 @@ def test_values_by_rollouts_by_hand():
       ends_BT,
       returns_BT,
   )
-  wanted = [[1.25, 1.25, 0.25, 0.5], [-1.5, -0.5, -0.5, 0], [5, 0, 0, 0]]
+  wanted = [[1.25, 1.25, 0.25, 0.5], [-1.5, -0.5, -0.5, 0], [0] * 4]
   same(got, wanted)
 
 

@@ -82,10 +82,13 @@ def outcome(
     penalty_B += call_by_name(length_penalty, inputs | dict(rewards_B=reward_B))
   # Lengths are integers, and dividing them may widen the dtype.
   reward_B = (reward_B + penalty_B).astype(rows["correct_B"].dtype)
-  reward_B = jnp.where(rows["correct_B"] < 0, jnp.nan, reward_B)
+  failed_B = rows["correct_B"] < 0
+  reward_B = jnp.where(failed_B, jnp.nan, reward_B)
   if bootstrap:
+    # A trajectory whose environment failed counts as truncated, too.
+    truncated_B = rows["truncated_B"] & ~failed_B
     reward_B = variants.bootstrap_truncated(
-        reward_B, rows["truncated_B"], rows["groups_B"]
+        reward_B, truncated_B, rows["groups_B"]
     )
   return reward_B
 

@@ -91,7 +91,8 @@ def vine(
       prefix, at its last token.
 
   Returns:
-    [B, T] float, 0 outside the mask.
+    [B, T] float, 0 outside the mask, and in the first step where the group has
+    no other response.
   """
   length = mask_BT.shape[1]
   places_T = jnp.arange(length)
@@ -113,7 +114,9 @@ def vine(
   count_B = group_sum(jnp.ones_like(return_B), groups_B, exclude_self=True)
   prompt_B = others_B / jnp.maximum(count_B, 1)
   gain_BT = at(next_BT, return_B) - at(newest_BT, prompt_B)
-  return jnp.where(mask_BT, gain_BT, 0)
+  # Without another response the value of the prompt is not known.
+  valued_BT = (newest_BT >= 0) | (count_B > 0)[:, None]
+  return jnp.where(mask_BT & valued_BT, gain_BT, 0)
 
 
 def potential_shaping(

@@ -431,7 +431,10 @@ def adaptive_entropy(
 ) -> float:
   """The next entropy coefficient: raised below the target, lowered above it.
 
-  By a fixed step and never below 0, as in Skywork-OR1 (2505.22312, sec 4.2).
+  By a fixed step and never below 0, as the coefficient of Skywork-OR1
+  (2505.22312, sec 4.2). There, and in TRL (`use_adaptive_entropy`), the bonus
+  is in the loss only while the entropy is at most the target; here the bonus
+  stays in the loss until the coefficient is 0.
 
   Keywords: target is the entropy to hold, a mean over response tokens in nats;
   step the change of the coefficient per RL step.

@@ -210,7 +210,8 @@ class Batch:
     mask_BT: bool, tokens that enter the loss.
     advantages_BT: float32.
     old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
-    correct_B: float32 in {0, 1}; a positive-example LM loss reads it.
+    correct_B: float32 in {0, 1}, or -1 where the verifier failed, whose mask is
+      empty; a positive-example LM loss reads it.
     staleness_B: int32, optimizer steps between the sampling of the row and
       this batch; -1 for padding.
     values_BT, returns_BT: float32, the critic's values before the update and

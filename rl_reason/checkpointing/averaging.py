@@ -6,6 +6,7 @@ average, which begins with the first one: a = .9 a + .1 x for each later x.
 Sums are in float32, in the order of the steps.
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -74,7 +75,7 @@ def _scaled(tree: Tree, weight) -> Tree:
   return jax.tree.map(lambda x: weight * x.astype(jnp.float32), tree)
 
 
-@jax.jit
+@functools.partial(jax.jit, donate_argnums=0)
 def _plus(total: Tree, tree: Tree, weight) -> Tree:
   return jax.tree.map(
       lambda a, x: a + weight * x.astype(jnp.float32), total, tree

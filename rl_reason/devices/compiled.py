@@ -24,9 +24,9 @@ class Display(Protocol):
 class CompiledOnce:
   """A jit-ed function that compiles at its first call and never again.
 
-  Later calls use the executable: arguments with another shape, dtype or
-  sharding raise a TypeError instead of silently compiling again in the training
-  loop.
+  Later calls use the executable: arguments of another shape or dtype raise a
+  TypeError, and of another sharding a ValueError, instead of silently compiling
+  again in the training loop.
 
   Args:
     name: name of the function, for the user.

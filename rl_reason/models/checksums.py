@@ -1,8 +1,8 @@
 """Checksums of parameters, computed on their devices.
 
-A checksum is the sum of the bits of each number times its position, modulo
-2^32. A change of a single number changes it, and it does not depend on the
-sharding.
+A checksum is the sum of the bits of each number times 2 n + 1, modulo 2^32,
+where n is the position of the number. These factors are odd, so that a change
+of a single number changes it. It does not depend on the sharding.
 """
 
 import functools

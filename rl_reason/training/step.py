@@ -373,7 +373,8 @@ def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
 
   Maxima (`*_max`), minima (`*_min`) and the counts `update_skipped` and
   `updates` cover all minibatches; other metrics are means over the minibatches
-  with an update.
+  that have tokens and that `max_kl` lets through. `updates` counts these, also
+  if they are skipped because a gradient is not finite.
   """
   updated_M = by_M["updates"]
   out = {}
