@@ -38,6 +38,17 @@ def test_round_trip(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found, state(7))
 
 
+def test_a_copy_beside_the_checkpoints_is_none(tmp_path):
+  """One with another name than a step; a kill may leave a whole STEP.new."""
+  assert checkpoint.newest_host(tmp_path) is None
+  save_some(tmp_path, [3, 7], keep_last=2)
+  for name in ("backup", "9.old"):
+    shutil.copytree(tmp_path / "3", tmp_path / name)
+  assert checkpoint.newest_host(tmp_path) == (7, {"at": 7})
+  (tmp_path / "7").rename(tmp_path / "7.new")
+  assert checkpoint.newest_host(tmp_path) == (7, {"at": 7})
+
+
 def test_keeps_the_last_and_the_best(tmp_path):
   c = save_some(
       tmp_path,

@@ -24,7 +24,7 @@ TOKEN = "hf_of_me"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-  """What the hub answers to create_repo and create_commit; keeps the files."""
+  """What the hub answers to create_repo and to a push; keeps the files."""
 
   def log_message(self, *_):
     pass
@@ -42,6 +42,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
   def do_PUT(self):
     self.server.stored[self.path.rpartition("/")[2]] = self._body()
     self._answer({})
+
+  def do_GET(self):
+    path = self.path.partition("?")[0]
+    if path == f"/api/models/{REPOSITORY}/tree/main":
+      found = [
+          dict(type="file", path=name, size=len(data), oid="0")
+          for name, data in self.server.files.items()
+      ]
+      self._answer(found)
+    else:
+      self._answer(dict(error="not found"), 404)
 
   def do_POST(self):
     url, body = f"http://{self.headers['Host']}", self._body()
@@ -69,7 +80,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
       self._answer(dict(transfer="basic", objects=objects))
     elif self.path == f"/api/models/{REPOSITORY}/commit/main":
       lines = [json.loads(line) for line in body.splitlines()]
-      for value in (x["value"] for x in lines if x["key"] != "header"):
+      for key, value in ((x["key"], x["value"]) for x in lines[1:]):
+        if key == "deletedFile":
+          del self.server.files[value["path"]]
+          continue
         self.server.files[value["path"]] = (
             self.server.stored[value["oid"]]
             if "oid" in value
@@ -112,6 +126,22 @@ def test_a_directory_becomes_one_commit(server, tmp_path):
   url = hub.push(REPOSITORY, tmp_path, "Step 7 of RL")
   assert server.files == files and server.messages == ["Step 7 of RL"]
   assert url.endswith(f"/{REPOSITORY}/commit/abc")
+
+
+def test_a_push_deletes_the_weights_of_earlier_ones(server, tmp_path):
+  """And no other file; readers take model.safetensors first."""
+  stay = ("README.md", "adapter_model.safetensors", "old/model.safetensors")
+  names = ("model.safetensors", "model-00002-of-00002.safetensors")
+  server.files |= dict.fromkeys((*stay, *names), b"old")
+  new = ("model-00001-of-00001.safetensors", "model.safetensors.index.json")
+  for push in (new, names[:1]):
+    place = tmp_path / push[0]
+    place.mkdir()
+    for name in push:
+      (place / name).write_bytes(b"new")
+    hub.push(REPOSITORY, place, "a step")
+    want = dict.fromkeys(stay, b"old") | dict.fromkeys(push, b"new")
+    assert server.files == want
 
 
 def test_what_the_hub_refuses_is_named(server, monkeypatch):

@@ -258,7 +258,7 @@ def test_forgetting_by_hand(tmp_path):
   assert found == pytest.approx(
       {"val-aux/a/forgetting/mean": 0.25, "val-aux/mean_forgetting": 0.25}
   )
-  (text,) = forgetting.texts(found)
+  (text,) = forgetting.texts(found, line(9, a=0.45, b=0.3))
   assert text.startswith("forgetting of a: +25.0 points")
   # A line remembers the best score of earlier runs.
   last = line(9, a=0.45) | found
@@ -267,6 +267,20 @@ def test_forgetting_by_hand(tmp_path):
   assert forgetting.best([better]) == {"val-core/a/acc/mean@1": 0.8}
   assert scores.scores(last)["forgetting"].text() == "25.0%"
   assert forgetting.measured(line(9, b=0.3), {}, 1) == {}
+
+
+def test_forgetting_of_a_reward_is_in_its_units(tmp_path, monkeypatch):
+  """On the screen, in the report and in the table of the phases."""
+  name = "val-core/a/reward/mean@1"
+  values = {name: -2.5, "val-core/a/reward/greedy": -2.5}
+  found = forgetting.measured(values, {name: -1.25}, 1)
+  (text,) = forgetting.texts(found, values)
+  assert text.startswith("forgetting of a: +1.25, its best")
+  last = dict(stage="evaluate", step=9) | values | found
+  assert scores.scores(last)["forgetting"].text() == "1.25"
+  monkeypatch.setattr(phases, "merged", lambda *_: [last])
+  _, rows = phases.summary(tmp_path, (types.SimpleNamespace(until=9),))
+  assert rows == [["a", "-2.5", "+1.25"]]
 
 
 def test_the_schedule_of_carried_moments_begins_anew():

@@ -375,6 +375,18 @@ def test_tolerance():
   assert not grade("print('nan x')", third._replace(tolerance=1e9)).correct
 
 
+def test_a_tolerance_that_is_no_number_is_refused():
+  fields = dict(cases=[["", "0.3333"]])
+  for good in (None, 0, 1e-3, "1e-3"):
+    assert code.usable(json.dumps(fields | dict(tolerance=good)))
+  assert code.verify("print(1/3)", json.dumps(fields | dict(tolerance="1e-3")))
+  for bad in (-1, "few", [], float("nan"), float("inf"), 10**400):
+    reference = json.dumps(fields | dict(tolerance=bad))
+    assert not code.usable(reference)
+    with pytest.raises(ValueError, match="tolerance .* is no number"):
+      code.verify("print(1/3)", reference)
+
+
 # --- programs that cheat -----------------------------------------------------
 
 # What a program can reach: the frames above it, all objects, all descriptors.

@@ -1,9 +1,10 @@
 """Atomic checkpoints: orbax writes the arrays, a manifest completes them.
 
   DIR/STEP/state/         the pytree of arrays, which orbax writes
-  asynchronously DIR/STEP/host.json      all other state of the run
+                          asynchronously
+  DIR/STEP/host.json      all other state of the run
   DIR/STEP/manifest.json  SHA-256 of the files above, and of itself; written
-  last
+                          last
 
 A save writes DIR/STEP.new, which is renamed to DIR/STEP when its manifest is
 complete: an interrupted save loses no checkpoint.
@@ -89,7 +90,11 @@ def _is_whole(directory: pathlib.Path) -> bool:
 
 def newest_host(directory: pathlib.Path) -> tuple[int, dict] | None:
   """Step and JSON of the newest finished checkpoint, without verification."""
-  found = [path.parent for path in directory.glob(f"*/{MANIFEST}")]
+  found = [
+      path.parent
+      for path in directory.glob(f"*/{MANIFEST}")
+      if path.parent.name.removesuffix(".new").isdigit()
+  ]
   if not found:
     return None
   newest = max(found, key=lambda path: int(path.stem))

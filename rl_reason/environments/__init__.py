@@ -8,9 +8,8 @@ handles one trajectory:
                                  the same rng, and must get the same prompt
   step(response)                 answers a turn of the policy, without its EOS;
     -> observation, reward, over returns the text that the policy reads next,
-    the
-                                 reward of the turn, and whether the trajectory
-                                 ends
+                                 the reward of the turn, and whether the
+                                 trajectory ends
 
 and optionally
 

@@ -67,14 +67,24 @@ def measured(
   return found | ({MEAN: sum(found.values()) / len(found)} if found else {})
 
 
-def texts(found: Mapping[str, float]) -> list[str]:
-  """What `measured` returned, a line for each set."""
+def texts(found: Mapping[str, float], values: Mapping[str, Any]) -> list[str]:
+  """What `measured` returned for an evaluation, a line for each set."""
+  by_set = {name.split("/")[1]: x for name, x in found.items() if name != MEAN}
   return [
-      f"forgetting of {name.split('/')[1]}: {100 * x:+.1f} points, its best"
-      " score so far minus the score"
-      for name, x in found.items()
-      if name != MEAN
+      f"forgetting of {of_set}: {amount(x, of_set, values)}, its best score so"
+      " far minus the score"
+      for of_set, x in by_set.items()
   ]
+
+
+def amount(lost: float, of_set: str, values: Mapping[str, Any]) -> str:
+  """The forgetting of a set as text: in points, or in units of a reward.
+
+  `values` are the metrics of the evaluation.
+  """
+  if f"val-core/{of_set}/reward/greedy" in values:
+    return f"{lost:+.4g}"
+  return f"{100 * lost:+.1f} points"
 
 
 def _means(line: Mapping[str, Any]) -> dict[str, str]:

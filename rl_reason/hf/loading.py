@@ -138,7 +138,8 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
   except (OSError, ValueError, RuntimeError) as e:
     raise ConfigError(
         f"{label}: there is no such directory, and downloading it from the hub"
-        f" failed ({one_line(e)[:MAX_MESSAGE]})"
+        f" failed ({one_line(e)[:MAX_MESSAGE]}); check the name and the"
+        " connection, and for a model with restricted access run hf auth login"
     ) from None
   return pathlib.Path(fetched)
 
@@ -160,7 +161,8 @@ def _match(
         by = "the value head" if name == SCORE else CONFIG
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)}, and {by} requires"
-            f" {list(expected[name].shape)}"
+            f" {list(expected[name].shape)}; does {CONFIG} belong to these"
+            " files?"
         )
     elif name == LM_HEAD and tied:  # a second copy of the embedding
       if not np.array_equal(tensor.read(), found[EMBED].read()):
@@ -171,7 +173,10 @@ def _match(
     elif IGNORED.search(name):
       continue
     else:
-      raise CheckpointError(f"{name} is not a tensor of this model")
+      raise CheckpointError(
+          f"{name} is not a tensor of this model; does {CONFIG} belong to these"
+          " files?"
+      )
     tensors[name] = tensor
   return tensors
 

@@ -81,7 +81,9 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
       isinstance(x, str) and x == pathlib.PurePath(x).name
       for x in weight_map.values()
   ):
-    raise CheckpointError(f"{INDEX}: weight_map must map tensors to file names")
+    raise CheckpointError(
+        f"{INDEX}: weight_map must map tensors to file names; download it again"
+    )
   tensors: dict[str, Tensor] = {}
   for file in sorted(set(weight_map.values())):
     if not (path / file).is_file():
@@ -89,12 +91,15 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
     for name, tensor in _header(path / file).items():
       if weight_map.get(name) != file:
         raise CheckpointError(
-            f"{INDEX}: {name} is in {file}, and the index names another file"
+            f"{INDEX}: {name} is in {file}, and the index names another file;"
+            " download both again"
         )
       tensors[name] = tensor
   absent = sorted(weight_map.keys() - tensors.keys())
   if absent:
-    raise CheckpointError(f"{INDEX}: {absent[0]} is in none of the files")
+    raise CheckpointError(
+        f"{INDEX}: {absent[0]} is in none of the files; download them again"
+    )
   return tensors
 
 

@@ -141,7 +141,9 @@ def summary(
       mean, _ = scores.headline(found)
       cells.append(found[mean].text() if mean else "–")
     lost = lines[-1].get(forgetting.metric(name))
-    cells.append("–" if lost is None else f"{100 * lost:+.1f} points")
+    cells.append(
+        "–" if lost is None else forgetting.amount(lost, name, lines[-1])
+    )
     rows.append([name, *cells])
   return ["", *(f"step {x}" for x in ends), "forgetting"], rows
 

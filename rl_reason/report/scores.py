@@ -87,6 +87,8 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
       pooled[label] = Score(value, half, share, unit)
     elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
       label, share, unit = _MEASURES["/".join(parts[1:])]
+      if label == "forgetting" and f"val-core/{parts[0]}/reward/greedy" in line:
+        share, unit = False, "reward"
       out[parts[0]][label] = Score(value, half, share, unit)
     elif parts[1:2] == ["reward"] and parts[-1] == "mean" and parts[0] in out:
       label = REWARD + "/".join(parts[2:-1])

@@ -148,7 +148,7 @@ def run(
     ]
     if terms:
       say(f"{kind} mean of reward functions{suffix}: {', '.join(terms)}")
-  for line in forgetting.texts(forgotten):
+  for line in forgetting.texts(forgotten, values):
     say(f"{line} at step {state.step}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:

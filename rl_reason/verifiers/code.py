@@ -16,7 +16,7 @@ import math
 import os
 import re
 import subprocess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_reason.verifiers import code_prompts, sandbox
 
@@ -305,7 +305,8 @@ def _problem(reference: str) -> Calls | Streams:
   {"stop"}, a list of texts, may be a field of the former.
 
   Raises:
-    ValueError: the text is no such JSON, has no tests, or they are no Python.
+    ValueError: the text is no such JSON, has no tests or none that are Python,
+      or its tolerance is no number from 0 on.
   """
   try:
     fields = json.loads(reference)
@@ -322,14 +323,30 @@ def _problem(reference: str) -> Calls | Streams:
     raise ValueError(
         "the reference answer holds no tests of a program"
     ) from None
+  if isinstance(problem, Streams):
+    return problem._replace(tolerance=_tolerance(problem.tolerance))
   # Otherwise every program would silently be wrong.
-  if isinstance(problem, Calls):
-    code_prompts.module(problem.prompt)
-    try:
-      ast.parse(problem.tests)
-    except (SyntaxError, RecursionError) as e:
-      raise ValueError(f"the tests of the reference answer: {e}") from None
+  code_prompts.module(problem.prompt)
+  try:
+    ast.parse(problem.tests)
+  except (SyntaxError, RecursionError) as e:
+    raise ValueError(f"the tests of the reference answer: {e}") from None
   return problem
+
+
+def _tolerance(value: Any) -> float | None:
+  """A tolerance from JSON."""
+  if value is None:
+    return None
+  try:
+    tolerance = float(value)
+  except (TypeError, ValueError, OverflowError):
+    tolerance = math.nan
+  if not 0 <= tolerance < math.inf:
+    raise ValueError(
+        "the tolerance of the reference answer is no number from 0 on"
+    )
+  return tolerance
 
 
 def verify(text: str, reference: str) -> bool:
@@ -337,7 +354,8 @@ def verify(text: str, reference: str) -> bool:
 
   Raises:
     RuntimeError: this machine has no sandbox.
-    ValueError: the reference answer holds no tests, or is no Python.
+    ValueError: the reference answer holds no tests, or is no Python, or its
+      tolerance is no number.
   """
   return grade(text, _problem(reference)).correct
 

@@ -3,8 +3,7 @@
 It has three tiers, and uses the best one that this machine supports:
 
   bubblewrap  its own namespaces for mounts, processes, network and IPC; the
-  only
-              files are the standard library and its shared libraries,
+              only files are the standard library and its shared libraries,
               read-only, and a small /tmp; ends with its parent
   landlock    the same files by Linux's Landlock, none of them writable
   rlimits     resource limits only: files and, except on x86-64, processes and
@@ -344,13 +343,25 @@ def tier(name: str | None = None, *, allow_unsafe: bool = False) -> str:
   why = []
   for each in TIERS:
     if each == "rlimits" and not allow_unsafe:
-      problem = "needs allow_unsafe"
+      problem = "needs allow_unsafe=True of code.grade, which no run gives"
     else:
       problem = probe(each)
     if not problem and name in (None, each):
       return each
     why.append(f"{each}: {problem or 'not asked for'}")
   raise RuntimeError(
-      f"nothing on this machine can contain untrusted code ({'; '.join(why)})."
-      f" {REMEDY}; allow_unsafe is for machines whose files are expendable"
+      f"nothing on this machine can contain untrusted code ({'; '.join(why)}):"
+      f" {_remedy()}"
+  )
+
+
+def _remedy() -> str:
+  """What makes a tier other than rlimits work on this machine."""
+  if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+    return "use Linux on x86-64"
+  if not shutil.which("bwrap"):
+    return REMEDY
+  return (
+      "allow user namespaces to this user, which bubblewrap needs, or use a"
+      " kernel with Landlock (Linux 5.13 or later)"
   )
