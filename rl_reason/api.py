@@ -18,7 +18,12 @@ import ml_collections
 from rl_reason import run, tasks, verifiers
 from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import command_line, config_files, rules
+from rl_reason.checks import (
+    command_line,
+    config_files,
+    rules,
+    run_directory,
+)
 from rl_reason.data import datasets, known_sets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
@@ -253,6 +258,11 @@ def _row_fields(
     evaluate_rows: Iterable[Mapping[str, Any]] | None,
 ) -> tuple[dict[str, Any], list[str]]:
   """Writes rows to files; returns the fields that name them, and remarks."""
+  if found := {*run_directory.ENDS_SOURCE} & {*str(workdir)}:
+    raise ConfigError(
+        f"workdir = {str(workdir)!r}: the rows become files there, and the path"
+        f" of a source has no {' '.join(sorted(found))}: choose another workdir"
+    )
   for name in ("task.name", "data.train", "data.evaluate"):
     if fields.get(name, tasks.FILES) != tasks.FILES:
       raise ConfigError(

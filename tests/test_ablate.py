@@ -369,6 +369,21 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
     ablate.main([*other, "--rungs", "1"], child)
 
 
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        (["--against=low"], "--against: needs --table, which runs nothing"),
+        (["--table", "--at=4"], "--at: needs --against"),
+        (["--at=4"], "--at: needs --against"),
+    ],
+)
+def test_a_comparison_runs_nothing(flags, why, child, tmp_path, capsys):
+  argv = [f"--config={tmp_path}/no.py", f"--out={tmp_path}", *flags]
+  with pytest.raises(SystemExit):
+    ablate.main(argv, child)
+  assert capsys.readouterr().err.endswith(f"error: {why}\n")
+
+
 def test_successive_halving(child, tmp_path, capsys):
   """Of 4 rows and the reference 3 go on at step 2, and 2 at step 3."""
   config = write_config(

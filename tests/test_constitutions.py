@@ -28,6 +28,7 @@ TAGS = Row("Reason in <think>, answer in <answer>. 1+1?", "2")
 LINE = Row("1+1? End with a line Answer: $Answer.", "2")
 PLAIN = Row("1+1=", "2")
 RUSSIAN = Row("Сколько будет 1+1?", "2")
+MIXED = Row("Сколько будет five 五", "5")
 
 
 def response(text, share=0.5, truncated=False):
@@ -63,6 +64,8 @@ def response(text, share=0.5, truncated=False):
         ("same_script", PLAIN, "any", 1),  # no letters to compare with
         ("same_script", BOX, "1+1=2", 1),
         ("same_script", BOX, "答案 two", 3 / 5),
+        # 12 and 4 of 17 letters have a share of a tenth, and 1 has not.
+        ("same_script", MIXED, "пять five 五", 8 / 9),
     ],
 )
 def test_rules_of_answers_by_hand(rule, row, text, kept):

@@ -103,6 +103,10 @@ class Shop(tools.Tools):
     """
     return dict(tea=2.5, milk=1.0)[item]
 
+  def cut(self, response):
+    """A turn without an end ends the trajectory."""
+    return "", 0.0, True
+
   def score(self, response):
     """Whether the sum is in the response."""
     return float(self.row.answer in response)

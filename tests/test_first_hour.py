@@ -412,6 +412,26 @@ def test_a_name_without_its_section(name, found):
   assert bool(config.similar(name, FIELDS)) == bool(found)
 
 
+def test_a_name_that_counts_something_else():
+  """Names of TRL and verl, as in docs/coming_from.md."""
+  c = config_files.read("dapo")
+  for name, hint in (
+      (
+          "data.train_batch_size",
+          "rollout.batch, which counts responses (prompts x"
+          " rollout.group_size)?",
+      ),
+      (
+          "per_device_train_batch_size",
+          "updates.token_budget, which counts tokens and changes no result?",
+      ),
+      ("max_steps", "rl.steps, which counts rollouts, not optimizer steps?"),
+      ("max_grad_norm", "optimizer.clip_norm?"),
+  ):
+    said = str(config.no_such_field(c, name, 8))
+    assert said == f"{name} = 8: there is no such field; did you mean {hint}"
+
+
 def test_flags_that_do_not_exist(tmp_path, monkeypatch):
   from rl_reason import main
 

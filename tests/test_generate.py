@@ -1,6 +1,8 @@
 """What the generate stage keeps of the responses to a prompt."""
 
-from rl_reason.lab import sample_selection
+import pathlib
+
+from rl_reason.lab import generate, sample_selection
 from rl_reason.lab.sample_selection import Sample
 
 
@@ -46,3 +48,19 @@ def test_a_group_measures_its_prompt():
   assert sample_selection.measured(group) == wanted
   nothing = sample_selection.measured(group[-1:])
   assert nothing == dict(pass_rate=None, samples=0, response_tokens=4.0)
+
+
+def test_the_advice_names_a_path_that_a_source_may_have():
+  """The default work directory of a run with overrides has a comma."""
+  plain, comma = (
+      pathlib.Path("runs") / name / "generated" / "40"
+      for name in ("dapo", "dapo,seed=1")
+  )
+  use = "use them as a source of data.train:"
+  both = f"{use} {plain}; rows of a known set as NAME@{plain}"
+  assert generate._advice(plain, False) == f"{use} {plain}"
+  assert generate._advice(plain, True) == both
+  assert generate._advice(comma, False) == (
+      f"{use} {comma}; but first make a link to this directory (ln -s) and name"
+      " the link: the path of a source has no , @"
+  )

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from rl_reason import api
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import datasets, known_sets
 from rl_reason.data.datasets import DataError, Malformed
 
@@ -83,6 +84,14 @@ def test_an_answer_from_several_columns_of_python_rows(tmp_path):
     fields = {"data.columns": mapping}
     found, _ = api._row_fields(usual, fields, tmp_path, [row] * 6, None)
     assert found.get("data.kind") == kind
+
+
+def test_rows_are_not_written_where_no_source_can_be(tmp_path):
+  usual = importlib.import_module("configs.base").get_config()
+  workdir = tmp_path / "dapo,seed=1"
+  with pytest.raises(ConfigError, match="has no ,: choose another workdir"):
+    api._row_fields(usual, {}, workdir, [{"question": "1+1?"}] * 6, None)
+  assert not workdir.exists()
 
 
 OPTIONS = {"one": "red", "two": "green", "three": "blue"}

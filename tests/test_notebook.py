@@ -114,3 +114,16 @@ def test_responses_are_the_newest_group_with_signal(tmp_path):
   assert 'rgb(30 130 230 / 50%)">&lt;b&gt;<' in text
   assert 'rgb(230 100 30 / 25%)">x<' in text
   assert "no group" in notebook.responses(tmp_path / "absent").text
+  # Without details, and with numbers that were not finite.
+  bare = dict(stage="rl", step=4, group=0, discarded=False, prompt="2=")
+  rows = [
+      bare | dict(reward=None, response="<i>"),
+      bare
+      | dict(reward=-1, response="ab", tokens=["a", "b"])
+      | dict(advantage=[None, 3.0]),
+  ]
+  logged(tmp_path, "samples.jsonl", rows)
+  text = notebook.responses(tmp_path).text
+  assert "<td>none</td>" in text and '/ 0%)">&lt;i&gt;<' in text
+  assert "<td>-1.00</td>" in text and '/ 0%)">a<' in text
+  assert 'rgb(30 130 230 / 50%)">b<' in text

@@ -192,6 +192,18 @@ def test_a_file_that_is_hidden_by_a_module_is_named(tmp_path, monkeypatch):
       functions.signature("advantage", f"{name}:best")
 
 
+def test_files_of_callable_objects(directory):
+  """They have no file of their own: it is that of their module."""
+  (directory / "my_objects.py").write_text(
+      "import functools\ndef f(x, y): return x\n"
+      "class Rule:\n  def __call__(self, x): return x\n"
+      "partial, rule = functools.partial(f, y=1), Rule()\n"
+  )
+  named = [f"my_objects:{x}" for x in ("f", "partial", "rule")]
+  found = functions.files(["math", *named])
+  assert found == [directory / "my_objects.py"] * 3
+
+
 def test_arrays_at_the_top_of_a_module_are_too_early_for_several_processes(
     directory,
 ):

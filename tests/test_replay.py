@@ -5,6 +5,7 @@ Runs of all stages, and of other kinds, are in tests/slow/test_replay_runs.py.
 
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -102,6 +103,28 @@ def test_a_changed_record_is_named(finished, tmp_path):
   assert lost in found["differences"] and not found["equal"]
   found = replay_record.compare(finished, tmp_path / "short", 0, 2)
   assert lost in found["differences"] and not found["equal"]
+
+
+def test_numbers_that_are_not_finite_are_shown():
+  """The record has None for them, as JSON does."""
+  token = dict.fromkeys(("logps", "ratio", "advantage", "weight", "share"))
+  place = dict(optimizer_step=1, response=0, position=2, token="a", clipped=1)
+  record = dict(
+      step=3,
+      recorded=dict(equal=None, differences=[]),
+      batch=dict(responses=2, rewards={}, advantages={}),
+      optimizer_steps=[dict(grad_norm=None, clip_fraction=0.25)],
+      tokens=[place | token],
+  )
+  said, rows = [], []
+  shown = types.SimpleNamespace(
+      say=said.append, table=lambda title, head, lines: rows.extend(lines)
+  )
+  replay_record._show(record, shown)
+  assert said[-1].endswith(
+      "gradient norm -, clip fraction 0.25 in 1 optimizer steps"
+  )
+  assert rows == [["1", "0", "2", "'a'", *"-----", "clipped"]]
 
 
 def test_the_policy_after_a_step_is_compared(finished, tmp_path):

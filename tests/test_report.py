@@ -549,6 +549,10 @@ def test_a_start_names_the_modules_of_the_user_that_have_changed(
   modules = run_log.starts(tmp_path)[-1]["own_code"]
   assert {"my_changed_reward", "my_other_reward"} <= set(modules)
   assert not {"numpy", "json", "rl_reason.run"} & set(modules)
+  file.unlink()  # a module whose file is gone has no hash
+  assert run_log.record_start(tmp_path) == []
+  modules = run_log.starts(tmp_path)[-1]["own_code"]
+  assert "my_other_reward" in modules and "my_changed_reward" not in modules
   # Starts of earlier versions name no modules.
   (tmp_path / "starts.jsonl").write_text('{"command": "", "date": ""}\n')
   assert run_log.record_start(tmp_path) == []

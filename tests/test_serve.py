@@ -234,6 +234,7 @@ def test_a_stream_is_the_whole_answer(serve):
   )
   *parts, last = events(answer)
   assert last["usage"] == whole["usage"] and not last["choices"]
+  assert len(parts) > len(whole["choices"]), "a response in several events"
   for want in whole["choices"]:
     mine = [x["choices"][0] for x in parts]
     mine = [x for x in mine if x["index"] == want["index"]]
@@ -243,6 +244,8 @@ def test_a_stream_is_the_whole_answer(serve):
     ]["token_logprobs"]
     ends = [x["finish_reason"] for x in mine]
     assert ends == [None] * (len(ends) - 1) + [want["finish_reason"]]
+    offsets = [y for x in mine for y in x["logprobs"]["text_offset"]]
+    assert offsets == want["logprobs"]["text_offset"]
 
 
 @pytest.mark.slow
@@ -512,6 +515,13 @@ def test_rules_withhold_responses_and_are_counted(serve, tmp_path):
     (refused,) = ends[0]
     assert refused["finish_reason"] == "content_filter"
     assert refused["text"] == "" != ends[1][-1]["text"]
+    rating = dict(id=parts[0]["id"], rating=1)
+    said = post(client, "/feedback", 404, **rating, index=0)["error"]["message"]
+    assert said == (
+        f"response 0 of {rating['id']} was withheld (serve.filter): it has no"
+        " text to rate"
+    )
+    post(client, "/feedback", **rating, index=1)
   page = client.get("/metrics").text
   assert 'rl_reason_refusals_total{rule="known"} 2.0' in page
   assert "rl_reason_response_tokens_count 4.0" in page

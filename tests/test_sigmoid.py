@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from rl_reason.base import errors
 from rl_reason.lab import sigmoid
 
 TRUE = sigmoid.Fit(first=0.1, asymptote=0.8, steepness=2.0, middle=4e9)
@@ -87,3 +88,16 @@ def test_validation_prompts_come_first(tmp_path):
   path.write_text("".join(json.dumps(x) + "\n" for x in both))
   curve = sigmoid.read(tmp_path, "flops")
   assert curve.name == "validation mean@4" and len(curve.cost_S) == 12
+
+
+def test_a_log_without_costs_has_a_curve_of_steps(tmp_path):
+  path = run(tmp_path) / "metrics.jsonl"
+  lines = [json.loads(x) for x in path.read_text().splitlines()]
+  for line in lines:
+    del line["flops/total"]
+  lines.append(dict(stage="rl", step=12))
+  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  why = "12 evaluations after step 0, and none with its flops in metrics.jsonl"
+  with pytest.raises(errors.RunError, match=f"{why}: use --axis=steps"):
+    sigmoid.read(tmp_path, "flops")
+  assert len(sigmoid.read(tmp_path, "steps").cost_S) == 12

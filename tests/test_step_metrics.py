@@ -113,6 +113,9 @@ def test_behaviours_of_a_task():
   source.BEHAVIOURS = {"checks": "("}
   with pytest.raises(ValueError, match="'checks'. is no pattern"):
     tasks.Task("mine", source)
+  source.BEHAVIOURS, said = {"retries": "2"}, []
+  tasks.Task("mine", source, said.append)._failures.add("why")
+  assert said[0].startswith("task mine failed; ")
 
 
 def test_a_batch_without_rows_has_neither_length_nor_entropy(tmp_path):

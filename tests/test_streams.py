@@ -138,6 +138,12 @@ def test_documents_of_files(tmp_path):
   ]
   with pytest.raises(datasets.DataError, match="none is left; name a file"):
     read(f"{tmp_path}/none.jsonl", slots=5)
+  (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+  with pytest.raises(
+      datasets.DataError,
+      match=r"latin.txt: is not UTF-8 \(.* position 3.*\): convert it, as with",
+  ):
+    read(f"{tmp_path}/latin.txt", slots=5)
 
 
 @pytest.fixture

@@ -14,7 +14,13 @@ import ml_collections
 
 from rl_reason.base import functions, kinds
 from rl_reason.base.errors import ConfigError
-from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, OF_OTHERS, RENAMED
+from rl_reason.base.fields import (
+    COUNTED,
+    FIELDS,
+    NAMES_OF_TYPES,
+    OF_OTHERS,
+    RENAMED,
+)
 
 # What a file says about SFT for its own task, and for no other task.
 OF_TASK = (
@@ -54,7 +60,11 @@ def no_such_field(c, name: str, value: Any) -> ConfigError:
   if found:
     first, *rest = found
     others = "one of " * (len(rest) > 1) + ", ".join(rest)
-    hint = f"did you mean {first}{f', or {others}' if rest else ''}?"
+    counts = COUNTED.get(name.rpartition(".")[2])
+    hint = (
+        f"did you mean {first}{f', {counts}' if counts else ''}"
+        f"{f', or {others}' if rest else ''}?"
+    )
   return ConfigError(
       f"{name} = {value}: there is no such field; {hint}",
       fields=found or [name],

@@ -117,7 +117,7 @@ OF_OTHERS = {
     "max_prompt_length": "rollout.max_prompt",
     "train_batch_size": "rollout.batch",
     "batch_size": "rollout.batch",
-    "per_device_train_batch_size": "rollout.batch",
+    "per_device_train_batch_size": "updates.token_budget",
     "max_steps": "rl.steps",
     "total_training_steps": "rl.steps",
     "num_iterations": "updates.epochs",
@@ -133,6 +133,12 @@ OF_OTHERS = {
     "report_to": "log.loggers",
     "output_dir": "the flag --workdir",
     "workdir": "the flag --workdir",
+}
+# What the field counts, where the field of the other library counts otherwise.
+COUNTED = {
+    "train_batch_size": "which counts responses (prompts x rollout.group_size)",
+    "per_device_train_batch_size": "which counts tokens and changes no result",
+    "max_steps": "which counts rollouts, not optimizer steps",
 }
 
 

@@ -268,5 +268,12 @@ def load(path: str) -> Any:
 
 def files(names: Iterable[str]) -> list[pathlib.Path]:
   """Files of the user's functions, `module:function`, among names."""
-  found = [load(x) for x in names if ":" in x]
-  return [pathlib.Path(inspect.getfile(x)) for x in found]
+  return [pathlib.Path(_file(x)) for x in names if ":" in x]
+
+
+def _file(name: str) -> str:
+  """The file of 'module:function'."""
+  try:
+    return inspect.getfile(load(name))
+  except TypeError:  # a callable object, such as functools.partial
+    return inspect.getfile(load(name.partition(":")[0]))

@@ -1,5 +1,6 @@
 """Code of the user: where it is found, and what is said if it fails."""
 
+import contextlib
 import hashlib
 import pathlib
 import sys
@@ -66,8 +67,9 @@ def digests() -> dict[str, str]:
   for name, module in list(sys.modules.items()):
     file = getattr(module, "__file__", None)
     if isinstance(file, str) and file.endswith(".py") and _is_own(file):
-      content = pathlib.Path(file).read_bytes()
-      out[name] = hashlib.sha256(content).hexdigest()[:16]
+      with contextlib.suppress(OSError):  # removed since, or in a zip file
+        content = pathlib.Path(file).read_bytes()
+        out[name] = hashlib.sha256(content).hexdigest()[:16]
   return out
 
 

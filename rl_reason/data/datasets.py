@@ -359,7 +359,8 @@ def _download(source: Source, pattern: str) -> pathlib.Path:
 def read(source: Source) -> Iterator[tuple[str, dict | None]]:
   """Yields ('file:row', row) of all files; the row is None if no object.
 
-  The numbers of rows in text files are line numbers; blank lines are skipped.
+  Rows of JSON lines have the numbers of their lines; blank lines are skipped.
+  Rows of other files are counted from 1, without a header and blank lines.
 
   Raises:
     DataError: a file is missing, damaged, or of an unknown format.

@@ -103,7 +103,13 @@ def _documents(source: datasets.Source) -> Iterator[Any]:
   """The text of each document; what is no text is no document."""
   place = pathlib.Path(source.place)
   if place.suffix == SUFFIX and place.is_file():
-    yield place.read_text(encoding="utf-8")
+    try:
+      text = place.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+      raise datasets.DataError(
+          f"{place}: is not UTF-8 ({e}): convert it, as with iconv -t UTF-8"
+      ) from None
+    yield text
     return
   for _, row in datasets.read(source):
     yield (row or {}).get(COLUMN)

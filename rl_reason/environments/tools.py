@@ -24,7 +24,7 @@ Messages = list[dict[str, str]]
 # Methods of environments and tasks, which are not tools.
 CONTRACT = (
     *("reset", "step", "correct", "score", "problem", "verify", "answer"),
-    *("demonstrate", "longest"),
+    *("cut", "demonstrate", "longest"),
 )
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 

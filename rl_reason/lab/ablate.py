@@ -305,6 +305,10 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     parser.error("--power: a difference above 0 points")
   if flags.keep_data and flags.rungs:
     parser.error("--keep_data: successive halving has no runs to add to")
+  if flags.against and not flags.table:
+    parser.error("--against: needs --table, which runs nothing")
+  if flags.at is not None and not flags.against:
+    parser.error("--at: needs --against")
   file, _, variant = flags.config.partition(":")
   parts = [pathlib.Path(file).stem, variant, "halving" * bool(flags.rungs)]
   name = "-".join(filter(None, parts))

@@ -28,6 +28,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.checks.run_directory import ENDS_SOURCE
 from rl_reason.collect import grading
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
@@ -150,11 +151,28 @@ def run(
   known = g.keep == "prompts" and row_source.files is not None
   display.say(
       f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
-      f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; use"
-      f" them as a source of data.train: {out}"
-      + f"; rows of a known set as NAME@{out}" * known
+      f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct;"
+      f" {_advice(out, known)}"
   )
   return out
+
+
+def _advice(out: pathlib.Path, known: bool) -> str:
+  """How to train on the samples of a directory.
+
+  Args:
+    out: the directory.
+    known: whether the files have rows of a known set.
+  """
+  advice = f"use them as a source of data.train: {out}"
+  if known:
+    advice += f"; rows of a known set as NAME@{out}"
+  if {*ENDS_SOURCE} & {*str(out)}:
+    advice += (
+        "; but first make a link to this directory (ln -s) and name the link:"
+        f" the path of a source has no {' '.join(ENDS_SOURCE)}"
+    )
+  return advice
 
 
 def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:

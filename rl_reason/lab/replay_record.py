@@ -550,7 +550,7 @@ def _token_rows(tokens: list[dict]) -> list[list[str]]:
           str(x["response"]),
           str(x["position"]),
           repr(x["token"]),
-          text(np.exp(x["logps"])),
+          text(None if x["logps"] is None else np.exp(x["logps"])),
           text(x["ratio"]),
           text(x["advantage"]),
           text(x["weight"]),
@@ -619,13 +619,16 @@ def _show(record: dict[str, Any], display: Display) -> None:
   """The essence on the screen."""
   step, batch = record["step"], record["batch"]
   display.say(f"step {step}: {verdict(record['recorded'], step)}")
-  norms = [x["grad_norm"] for x in record["optimizer_steps"]]
-  fractions = [x["clip_fraction"] for x in record["optimizer_steps"]]
+  # The record has None for numbers that are not finite: NaN here.
+  norms, fractions = (
+      np.array([x[name] for x in record["optimizer_steps"]], float)
+      for name in ("grad_norm", "clip_fraction")
+  )
   display.say(
       f"step {step}: {batch['responses']} responses, rewards"
       f" {_range(batch['rewards'])}, advantages {_range(batch['advantages'])},"
-      f" gradient norm {_range(_ends(np.array(norms)))}, clip fraction"
-      f" {_range(_ends(np.array(fractions)))} in {len(norms)} optimizer steps"
+      f" gradient norm {_range(_ends(norms))}, clip fraction"
+      f" {_range(_ends(fractions))} in {len(norms)} optimizer steps"
   )
   display.table(
       f"step {step}: tokens with the largest share of the gradient",

@@ -110,6 +110,12 @@ def read(workdir: pathlib.Path, axis: str) -> Curve:
       for step, x in sorted(found.items())
       if step and name in x and step in spent
   ]
+  evaluated = [step for step, x in found.items() if step and name in x]
+  if evaluated and not known:
+    raise RunError(
+        f"{workdir}: {len(evaluated)} evaluations after step 0, and none with"
+        f" its {axis} in {run_log.FILES[0]}: use --axis=steps"
+    )
   if len(known) < LEAST:
     raise RunError(
         f"{workdir}: {len(known)} evaluations after step 0; the fit needs"

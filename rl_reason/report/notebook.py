@@ -218,12 +218,16 @@ def responses(workdir: str | pathlib.Path) -> Page:
 
 def _shaded(row: dict[str, Any]) -> str:
   """A row of a table: the reward, and the tokens of a response."""
-  advantages: Sequence[float] = row["advantage"]
+  # Only the detailed responses of a step have tokens and advantages.
+  tokens: Sequence[str] = row.get("tokens") or [row["response"]]
+  found = row.get("advantage") or [None] * len(tokens)
+  advantages = [x or 0.0 for x in found]
   top = 2 * max(map(abs, advantages), default=0) or 1
   spans = [
       f'<span style="background: rgb({"30 130 230" if a > 0 else "230 100 30"}'
       f' / {abs(a) / top:.0%})">{html.escape(token)}</span>'
-      for token, a in zip(row["tokens"], advantages, strict=True)
+      for token, a in zip(tokens, advantages, strict=True)
   ]
   cell = f"<td style='text-align: left'><code>{''.join(spans)}</code></td>"
-  return f"<tr><td>{row['reward']:+.2f}</td>{cell}</tr>"
+  reward = "none" if row["reward"] is None else f"{row['reward']:+.2f}"
+  return f"<tr><td>{reward}</td>{cell}</tr>"

@@ -358,8 +358,11 @@ class Server:
       response.refuse()
 
   def _remember(self, name: str, run: Run) -> None:
-    prompts, texts = run.prompts, [x.text for x in run.responses]
-    size = sum(map(len, texts)) + sum(len(x.text) for x in prompts)
+    prompts = run.prompts
+    texts = [
+        None if x.finish == "content_filter" else x.text for x in run.responses
+    ]
+    size = sum(len(x or "") for x in [*texts, *(x.text for x in prompts)])
     kept = feedback.Answer([x.kept for x in prompts], texts)
     self._ratings.remember(name, kept, size)
 
@@ -371,6 +374,7 @@ class Server:
     async def events() -> AsyncIterator[str]:
       yield "".join(map(_event, reply.opening(len(run.responses))))
       sent = [0] * len(run.responses)  # tokens
+      at = [0] * len(run.responses)  # characters of these tokens
       try:
         async for index in run.changes(None):
           response = run.responses[index]
@@ -383,7 +387,10 @@ class Server:
             continue
           sent[index] = len(response.ids)
           listed = choices.sampled(self._tok, response, first)
-          yield _event(reply.chunk(index, text, listed, response.finish))
+          yield _event(
+              reply.chunk(index, text, listed, response.finish, at[index])
+          )
+          at[index] += sum(len(x.text) for x in listed)
       except ApiError as e:
         yield _event(e.body)
         return

@@ -94,11 +94,20 @@ class Reply(abc.ABC):
     return self._with(self.object, choices)
 
   def chunk(
-      self, index: int, text: str, listed: list[Token], finish: str | None
+      self,
+      index: int,
+      text: str,
+      listed: list[Token],
+      finish: str | None,
+      at: int = 0,
   ) -> dict[str, Any]:
-    """A stream event: new text of one response."""
+    """A stream event: new text of one response.
+
+    `at` is the number of characters of its tokens in earlier events.
+    """
     choice = self._part(index, text) | dict(finish_reason=finish)
-    choice["logprobs"] = self.logprobs(listed if self._wants_logprobs else None)
+    shown = listed if self._wants_logprobs else None
+    choice["logprobs"] = self.logprobs(shown, at)
     return self._with(self.chunk_object, [choice])
 
   def opening(self, count: int) -> list[dict]:
@@ -119,8 +128,8 @@ class Reply(abc.ABC):
     )
 
   @abc.abstractmethod
-  def logprobs(self, listed: list[Token] | None) -> Any:
-    """Log-probs in the form of the route."""
+  def logprobs(self, listed: list[Token] | None, at: int = 0) -> Any:
+    """Log-probs in the form of the route; offsets begin at `at`."""
 
   @abc.abstractmethod
   def _whole(self, index: int, text: str) -> dict[str, Any]:
@@ -151,11 +160,11 @@ class Completions(Reply):
 
   _part = _whole
 
-  def logprobs(self, listed: list[Token] | None) -> Any:
+  def logprobs(self, listed: list[Token] | None, at: int = 0) -> Any:
     """Lists of texts, log-probs, alternatives and offsets."""
     if listed is None:
       return None
-    offsets, at = [], 0
+    offsets = []
     for token in listed:
       offsets.append(at)
       at += len(token.text)
@@ -189,8 +198,9 @@ class Chats(Reply):
         for n in range(count)
     ]
 
-  def logprobs(self, listed: list[Token] | None) -> Any:
+  def logprobs(self, listed: list[Token] | None, at: int = 0) -> Any:
     """One object per token."""
+    del at
     if listed is None:
       return None
 

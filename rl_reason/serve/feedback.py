@@ -29,11 +29,11 @@ class Answer(NamedTuple):
 
   Attributes:
     prompts: prompts of the request.
-    texts: responses, grouped by prompt.
+    texts: responses, grouped by prompt; None for one that was withheld.
   """
 
   prompts: Sequence[Prompt]
-  texts: Sequence[str]
+  texts: Sequence[str | None]
 
   def prompt(self, index: int) -> Prompt:
     """The prompt of a response."""
@@ -116,7 +116,12 @@ class Feedback:
       )
     if index >= len(answer.texts):
       raise Unknown(f"{name} has {len(answer.texts)} responses, from 0")
-    return answer.prompt(index), answer.texts[index]
+    if (text := answer.texts[index]) is None:
+      raise Unknown(
+          f"response {index} of {name} was withheld (serve.filter): it has no"
+          " text to rate"
+      )
+    return answer.prompt(index), text
 
   def _append_pairs(self, prompt: Prompt, pairs) -> None:
     _append(

@@ -153,11 +153,11 @@ class Task:
     self.DIFFICULTIES = tuple(getattr(source, "DIFFICULTIES", ()))
     self.STYLES = tuple(getattr(source, "STYLES", ()))
     self.BEHAVIOURS = dict(getattr(source, "BEHAVIOURS", {}))
-    for name, pattern in self.BEHAVIOURS.items():
+    for label, pattern in self.BEHAVIOURS.items():
       try:
         re.compile(pattern)
       except (re.error, TypeError) as e:
-        raise ValueError(f"BEHAVIOURS[{name!r}] is no pattern: {e}") from None
+        raise ValueError(f"BEHAVIOURS[{label!r}] is no pattern: {e}") from None
     self.has_demonstrations = hasattr(source, "demonstrate")
     self._source, self._failures = source, Failures(f"task {name}", show)
     verify = self.environment or getattr(source, "verify", None)

@@ -83,7 +83,7 @@ def same_script(response: Response, row: Row) -> float:
   """
   asked = list(_scripts(row.prompt))
   found = list(_scripts(response.text))
-  known = {x for x in asked if asked.count(x) >= _SHARE * len(asked)}
+  known = {x for x in {*asked} if asked.count(x) >= _SHARE * len(asked)}
   return sum(x in known for x in found) / len(found) if asked and found else 1.0
 
 
