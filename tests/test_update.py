@@ -251,4 +251,26 @@ def test_controllers_wait_for_a_response_that_measures_something(case):
       kl_controller=lambda coef, kl, rows: coef / 2,
       entropy_controller=lambda coef, entropy: coef + entropy,
   )
-  assert found == (dict(kl=0.05, entropy=1.2) if case == "real" else coefs)
+  moved = dict(kl=0.05, entropy=1.2, entropy_controlled=1.2)
+  assert found == (moved if case == "real" else coefs)
+
+
+def test_an_entropy_bonus_may_be_out_of_the_loss():
+  """The coefficient goes on while the entropy is above the target."""
+  credit, coefs = dict(rewards_B=np.ones(1)), dict(kl=0.1, entropy=0.2)
+  adapt = functools.partial(
+      controllers.steer, rows=1, kl_controller=None, mask_BT=np.ones((1, 1)) > 0
+  )
+  controller = functools.partial(
+      variants.adaptive_entropy, target=1.0, step=0.05
+  )
+  wanted = [(3.0, 0.15, 0.0), (2.0, 0.10, 0.0), (0.5, 0.15, 0.15)]
+  for entropy, coef, in_loss in wanted:
+    coefs = adapt(
+        coefs,
+        entropy_BT=np.full((1, 1), entropy),
+        credit=credit,
+        entropy_controller=controller,
+    )
+    assert coefs["entropy_controlled"] == pytest.approx(coef)
+    assert coefs["entropy"] == pytest.approx(in_loss)

@@ -428,15 +428,17 @@ def adaptive_entropy(
     *,
     target: Positive,
     step: Positive = 1e-3,
-) -> float:
-  """The next entropy coefficient: raised below the target, lowered above it.
+) -> tuple[float, float]:
+  """The next entropy coefficient c, and the one in the loss (2505.22312, 4.2).
 
-  By a fixed step and never below 0, as the coefficient of Skywork-OR1
-  (2505.22312, sec 4.2). There, and in TRL (`use_adaptive_entropy`), the bonus
-  is in the loss only while the entropy is at most the target; here the bonus
-  stays in the loss until the coefficient is 0.
+  Skywork-OR1: c rises by a fixed step while the entropy is at most the target,
+  and falls above it, never below 0. The bonus is in the loss, with c, only
+  while the entropy is at most the target. As in TRL, the entropy is that of
+  the step before.
 
   Keywords: target is the entropy to hold, a mean over response tokens in nats;
   step the change of the coefficient per RL step.
   """
-  return max(0.0, coef + (step if entropy < target else -step))
+  low = entropy <= target
+  coef = max(0.0, coef + (step if low else -step))
+  return coef, coef if low else 0.0

@@ -22,7 +22,9 @@ class RLState:
       are not finished.
     kept: surplus groups with signal for the next batch; None if discarded.
     history: of recent steps; None unless the advantage asks for it.
-    coefs: coefficients that controllers may move: 'kl', 'entropy'.
+    coefs: coefficients in the loss, which controllers may move: 'kl' and
+      'entropy'; and 'entropy_controlled', what a controller of the entropy
+      bonus continues from.
     counters: totals of the run: generated 'tokens', 'flops'.
     base_digest: checksum of the frozen base of LoRA factors; 0 without.
     mesh: where arrays are saved from and restored to.

@@ -588,7 +588,7 @@ def credited(
   elif arrays["pretrained_BT"] is None:
     values = build_step.values(critic_cfg, mesh, display)
     arrays["pretrained_BT"] = values(critic, plan)
-  coefs = dict(state.coefs)
+  coefs = {name: state.coefs[name] for name in ("kl", "entropy")}
   if c.kl.coef != own.kl.coef:
     coefs["kl"] = c.kl.coef
   if c.loss.entropy_coef != own.loss.entropy_coef:

@@ -31,12 +31,13 @@ def steer(
     *,
     rows: int,
     kl_controller: Callable[..., float] | None,
-    entropy_controller: Callable[..., float] | None,
+    entropy_controller: Callable[..., float | tuple[float, float]] | None,
 ) -> dict[str, float]:
   """The coefficients of the next step, from the measurements of this step.
 
   A step without a response whose reward is known moves no coefficient. Without
-  a controller (None), its coefficient is fixed.
+  a controller (None), its coefficient is fixed. An entropy controller may
+  return a second number, the coefficient in the loss of the next step.
   """
   out = dict(coefs)
   mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
@@ -47,5 +48,8 @@ def steer(
     out["kl"] = kl_controller(coefs["kl"], measured, rows)
   if entropy_controller is not None:
     entropy = float(entropy_BT[mask_BT].mean())
-    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
+    coef = coefs.get("entropy_controlled", coefs["entropy"])
+    found = entropy_controller(coef, entropy)
+    pair = found if isinstance(found, tuple) else (found, found)
+    out["entropy_controlled"], out["entropy"] = pair
   return out

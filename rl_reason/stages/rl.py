@@ -327,7 +327,8 @@ def train(
           values_BT=values_BT,
       )
       data_M = minibatches(mesh, batch, plan)
-      coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
+      coefs = {x: np.float32(state.coefs[x]) for x in ("kl", "entropy")}
+      coefs = sharding.put(mesh, coefs)
       clock.lap("host")
       if replay is not None:
         learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
