@@ -77,7 +77,7 @@ MISTAKES = [
         "rollout.priority.name = 'failure_rate': .* leave it at 'none'",
     ),
     ({"loss.positive_nll": 0.1}, "no verifier: leave it at 0"),
-    ({"rollout.partial_groups": 2}, "not with dynamic_sampling.signal"),
+    ({"rollout.partial_groups": 2}, "let dynamic_sampling.signal be"),
 ]
 
 
