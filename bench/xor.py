@@ -191,13 +191,12 @@ def page(result: dict) -> list[str]:
       "",
       "![curves](xor.png)",
       "",
-      "The machine and the commit are those of one run; the data do not have"
-      " those of the other runs.",
+      "The machine and the commit are those of the runs that were made last.",
       "",
   ]
   out += results.footer(result)
   if commits := result.get("earlier_commits"):
-    out += ["", f"Other runs are of git commit {', '.join(commits)}."]
+    out += ["", f"Earlier runs are of git commit {', '.join(commits)}."]
   return out
 
 
