@@ -7,8 +7,8 @@
   python -m bench.xor --table     # only tables and figure, from JSON
 
 All rows of a seed start from the same SFT model, except the SFT control, which
-trains longer. Rejection sampling generates about as many
-tokens as DAPO: 12% fewer in one round, 21% more in three (means over seeds).
+trains longer. Rejection sampling generates about as many tokens as DAPO: 12%
+fewer in one round, 21% more in three (means over seeds).
 Writes results/xor.json, .md and .png; results/PLAN.md has the hypotheses.
 """
 

@@ -82,7 +82,7 @@ def amount(lost: float, of_set: str, values: Mapping[str, Any]) -> str:
 
   `values` are the metrics of the evaluation.
   """
-  if f"val-core/{of_set}/reward/greedy" in values:
+  if scores.rewarded(values, of_set):
     return f"{lost:+.4g}"
   return f"{100 * lost:+.1f} points"
 

@@ -241,17 +241,21 @@ def record_start(workdir: pathlib.Path) -> list[str]:
   Returns:
     Names of the user's modules whose files have changed since the start before.
   """
-  before = next((x.get("own_code", {}) for x in starts(workdir)[-1:]), {})
-  own_code_now = own_code.digests()
+  earlier = starts(workdir)
+  before = earlier[-1].get("own_code", {}) if earlier else {}
+  now_by_module = own_code.digests()
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
   if words[0] == "main.py":
     words[:1] = ["python", "-m", "rl_reason.main"]
   with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
-    line = dict(command=shlex.join(words), date=now, own_code=own_code_now)
+    line = dict(command=shlex.join(words), date=now, own_code=now_by_module)
     file.write(json.dumps(line) + "\n")
-  changed = own_code_now.items() - before.items()
-  return sorted(name for name, _ in changed if name in before)
+  return sorted(
+      name
+      for name, digest in now_by_module.items()
+      if name in before and before[name] != digest
+  )
 
 
 def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:

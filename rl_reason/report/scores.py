@@ -2,8 +2,8 @@
 
 import pathlib
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from rl_reason.monitoring import alerts, run_log
 
@@ -58,6 +58,11 @@ def of_stage(lines: list[dict], stage: str) -> list[dict]:
   return [line for line in lines if line["stage"] == stage]
 
 
+def rewarded(line: Mapping[str, Any], of_set: str) -> bool:
+  """Whether the score of a set is a reward, and not an accuracy."""
+  return f"val-core/{of_set}/reward/greedy" in line
+
+
 def by_set(line: dict) -> dict[str, dict[str, Score]]:
   """The scores of an evaluation by set, held-out sets before validation sets.
 
@@ -87,7 +92,7 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
       pooled[label] = Score(value, half, share, unit)
     elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
       label, share, unit = _MEASURES["/".join(parts[1:])]
-      if label == "forgetting" and f"val-core/{parts[0]}/reward/greedy" in line:
+      if label == "forgetting" and rewarded(line, parts[0]):
         share, unit = False, "reward"
       out[parts[0]][label] = Score(value, half, share, unit)
     elif parts[1:2] == ["reward"] and parts[-1] == "mean" and parts[0] in out:
