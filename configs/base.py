@@ -73,10 +73,14 @@ def get_config():
       head_dim=number(16, low=2),
       mlp=number(192, low=1),
       rope_theta=number(10_000.0, low=1),
-      rope_factor=number(1.0, low=1),  # Llama 3.1: divides low frequencies
+      # How the context was extended, as in config.json (models/rope.py).
+      rope_type=choice("llama3", "yarn", "linear", "dynamic"),
+      rope_factor=number(1.0, low=1),  # divides low frequencies
       rope_low=number(1.0, low=0),  # low: fewer turns in rope_context
       rope_high=4.0,  # unchanged: more turns in rope_context
       rope_context=number(8192, low=1),  # tokens
+      rope_scale=number(1.0, low=1e-3),  # yarn: of queries and keys
+      rope_truncate=True,  # yarn: low and high are rounded to frequencies
       norm_eps=number(1e-6, low=0),
       qkv_bias=False,
       o_bias=False,

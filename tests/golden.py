@@ -24,6 +24,7 @@ from rl_reason.models import (
     decoder,
     packed_attention,
     parameters,
+    rope,
 )
 from rl_reason.training import optimizer as optimizer_lib, step
 
@@ -95,6 +96,7 @@ def wide(monkeypatch):
   monkeypatch.setattr(collision, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
+  monkeypatch.setattr(rope, "jnp", Wide())
   with jax.enable_x64(True):
     yield dataclasses.replace(CFG, dtype="float64")
 

@@ -17,7 +17,7 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.hf import architecture, model_files
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, decoder, rope
 from rl_reason.models.parameters import shardings
 
 
@@ -223,13 +223,66 @@ def test_llama3_frequencies_by_hand():
   # In 64 tokens: 10.19, 0.38, 0.014 and 0.0005 turns. The first frequency
   # stays; the others, below one turn, are divided by 8.
   np.testing.assert_allclose(
-      decoder.frequencies(cfg), [plain[0]] + [x / 8 for x in plain[1:]]
+      rope.frequencies(cfg), [plain[0]] + [x / 8 for x in plain[1:]]
   )
   cfg = dataclasses.replace(cfg, rope_context=512)
   turns = 512 * plain[1] / (2 * np.pi)  # 3.06, between 1 and 4: interpolated
   share = (turns - 1) / 3
   expected = share * plain[1] + (1 - share) * plain[1] / 8
-  np.testing.assert_allclose(decoder.frequencies(cfg)[1], expected)
+  np.testing.assert_allclose(rope.frequencies(cfg)[1], expected)
+
+
+def yarn(**change):
+  """As Qwen2.5's instructions for long texts add it to config.json."""
+  scaling = dict(type="yarn", factor=4.0, original_max_position_embeddings=64)
+  scaling = scaling | change
+  return dict(rope_scaling={k: x for k, x in scaling.items() if x is not ...})
+
+
+def test_yarn_frequencies_by_hand():
+  cfg = architecture.read(config_of("llama", head_dim=8, **yarn()))
+  # The indices of 32 and of 1 rotation in 64 tokens, of base 5e5, are -0.35 and
+  # 0.71; rounded and clipped, 0 and 1: the first frequency stays, the others
+  # are divided by 4. Queries and keys are multiplied by 0.1 ln 4 + 1.
+  plain = [5e5 ** (-i / 4) for i in range(4)]
+  np.testing.assert_allclose(
+      rope.frequencies(cfg), [plain[0]] + [x / 4 for x in plain[1:]]
+  )
+  assert cfg.rope_scale == pytest.approx(1.138629, abs=1e-6)
+  cfg = dataclasses.replace(cfg, rope_low=0.01, rope_truncate=False)
+  # Without rounding, from 0 to 2.1113: the share is 1 - 1/2.1113.
+  share = 1 - 1 / 2.111259
+  np.testing.assert_allclose(
+      rope.frequencies(cfg)[1], plain[1] * (share + (1 - share) / 4), rtol=1e-6
+  )
+
+
+def test_linear_and_dynamic_frequencies_by_hand():
+  def of(kind):
+    change = dict(head_dim=8, rope_scaling=dict(type=kind, factor=2))
+    return architecture.read(config_of("llama", **change))
+
+  plain = np.array([5e5 ** (-i / 4) for i in range(4)])
+  np.testing.assert_allclose(rope.frequencies(of("linear")), plain / 2)
+  np.testing.assert_allclose(rope.frequencies(of("dynamic")), plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "scale"),
+    [
+        (yarn(attention_factor=0.5), 0.5),
+        (yarn(attention_factor=None), 1.138629),
+        (yarn(factor=None), 1.069315),  # 128 positions of 64: 2
+        (yarn(mscale=0.707, mscale_all_dim=1.0), 0.964327),
+        (yarn(mscale=1.0, mscale_all_dim=0), 1.138629),
+    ],
+)
+def test_the_attention_factor_of_yarn(change, scale):
+  cfg = architecture.read(config_of("qwen2", **change))
+  assert cfg.rope_scale == pytest.approx(scale, abs=1e-6)
+  fields = architecture.rope_fields(cfg)  # an export says the same
+  again = architecture.read(config_of("qwen2") | fields)
+  assert again == cfg
 
 
 WINDOW = dict(sliding_window=16, use_sliding_window=True)
@@ -244,6 +297,10 @@ WINDOW = dict(sliding_window=16, use_sliding_window=True)
         ("qwen2", WINDOW | dict(use_sliding_window=False), 128),
         ("qwen2", WINDOW, 16),
         ("qwen3", WINDOW | dict(max_position_embeddings=8), 8),
+        ("qwen2", yarn(), 256),
+        ("qwen2", yarn(original_max_position_embeddings=...), 512),
+        ("qwen2", dict(rope_scaling=dict(type="linear", factor=4.0)), 128),
+        ("qwen2", dict(rope_scaling=dict(type="dynamic", factor=4.0)), 128),
     ],
 )
 def test_the_context_ends_where_a_sliding_window_hides_tokens(
@@ -284,7 +341,11 @@ def intact(tmp_path_factory):
         ("llama", dict(rope_theta=10**400), "must be 1 or more"),
         ("llama", dict(rope_scaling="llama3"), "rope_scaling = 'llama3'"),
         ("llama-5", dict(rope_parameters=0), "rope_parameters = 0: must be"),
-        ("llama", scaled(rope_type="yarn"), "rope_scaling.rope_type = 'yarn'"),
+        ("llama", scaled(rope_type="longrope"), "rope_type = 'longrope': must"),
+        ("llama", yarn(beta_fast=0.5), "beta_slow = 1.0: must be below beta_f"),
+        ("llama", yarn(truncate="no"), "rope_scaling.truncate = 'no': must be"),
+        ("llama", yarn(factor=-2), "rope_scaling.factor = -2: must be a numbe"),
+        ("llama", yarn(mscale=[1]), "rope_scaling.mscale = [1]: must be a num"),
         ("llama", scaled(factor="8"), "rope_scaling.factor = '8'"),
         ("llama", scaled(low_freq_factor=4.0), "must be below high_freq_facto"),
         ("llama", scaled(mrope_section=[1]), "rope_scaling.mrope_section"),

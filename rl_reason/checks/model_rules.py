@@ -20,6 +20,9 @@ def shape(c) -> Iterator[Rule]:
     yield "model.head_dim", "must be even (rotary embeddings)"
   if m.rope_low >= m.rope_high:
     yield "model.rope_low", f"must be below model.rope_high = {m.rope_high}"
+  for field, least in ("rope_low", 0), ("rope_theta", 1):
+    if m.rope_type == "yarn" and m[field] <= least:
+      yield f"model.{field}", f"must be above {least} with rope_type = 'yarn'"
   if not (m.path or c.sft.reuse or c.sft.steps):
     yield "sft.steps", (
         "an untrained model solves nothing: train it, or give model.path or"

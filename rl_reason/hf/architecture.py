@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import sys
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
@@ -62,13 +63,29 @@ SUPPORTED = {
     "decoder_sparse_step": (None, 1),  # layers without experts
     "mlp_only_layers": (None, []),
 }
-# Fields of rope scaling 'llama3' -> fields of ModelConfig.
-LLAMA3 = {
-    "factor": "rope_factor",
-    "low_freq_factor": "rope_low",
-    "high_freq_factor": "rope_high",
-    "original_max_position_embeddings": "rope_context",
+# Rope type -> fields of its scaling -> fields of ModelConfig.
+FACTOR = {"factor": "rope_factor"}
+ORIGINAL = "original_max_position_embeddings"
+ROPE = {
+    "llama3": FACTOR
+    | {
+        "low_freq_factor": "rope_low",
+        "high_freq_factor": "rope_high",
+        ORIGINAL: "rope_context",
+    },
+    "yarn": FACTOR
+    | {
+        "beta_slow": "rope_low",
+        "beta_fast": "rope_high",
+        ORIGINAL: "rope_context",
+        "attention_factor": "rope_scale",
+        "truncate": "rope_truncate",
+    },
+    "linear": FACTOR,
+    "dynamic": FACTOR,
 }
+# Of YaRN in some checkpoints; they are part of attention_factor.
+MSCALES = "mscale", "mscale_all_dim"
 ROPE_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
@@ -199,45 +216,85 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
   rope = {} if config.get(name) is None else config[name]
   if not isinstance(rope, dict):
     _refuse(name, rope, "must be an object")
-  for key, value in rope.items():
-    if key not in (*ROPE_FIELDS, *LLAMA3) and value is not None:
-      _refuse(f"{name}.{key}", value, "is not supported")
+  key = "rope_type" if "rope_type" in rope else "type"
+  kind = rope.get(key) or "default"
+  if kind != "default" and kind not in ROPE:
+    kinds = ", ".join(map(repr, ("default", *ROPE)))
+    _refuse(f"{name}.{key}", kind, f"must be one of {kinds}")
+  known = set().union(*ROPE.values(), MSCALES, ROPE_FIELDS)
+  for field, value in rope.items():
+    if field not in known and value is not None:
+      _refuse(f"{name}.{field}", value, "is not supported")
   if rope.get("partial_rotary_factor", 1) not in (1, None):
     value = rope["partial_rotary_factor"]
     _refuse(f"{name}.partial_rotary_factor", value, "is not supported")
   theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
   if not _is_number(theta) or theta < 1:
     _refuse("rope_theta", theta, "must be 1 or more")
-  key = "rope_type" if "rope_type" in rope else "type"
-  if rope.get(key) in (None, "default"):
-    return dict(rope_theta=float(theta))
-  if rope[key] != "llama3":
-    _refuse(f"{name}.{key}", rope[key], "must be 'default' or 'llama3'")
-  context_key = list(LLAMA3)[-1]
-  rope = {context_key: config.get("max_position_embeddings")} | rope
-  for key in LLAMA3:
+  out = dict[str, Any](rope_theta=float(theta))
+  if kind == "default":
+    return out
+  rope = {k: x for k, x in rope.items() if x is not None}
+  rope = {ORIGINAL: config.get("max_position_embeddings")} | rope
+  if kind == "yarn":
+    rope = _yarn(name, rope, config)
+  for key in ROPE[kind].keys() - {"truncate"}:
     if not _is_number(rope.get(key)) or rope[key] <= 0:
       _refuse(f"{name}.{key}", rope.get(key), "must be a number above 0")
-  low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-  if low >= high:
-    _refuse(
-        f"{name}.low_freq_factor",
-        low,
-        f"must be below high_freq_factor = {high}",
-    )
-  if rope[context_key] != int(rope[context_key]):
-    _refuse(f"{name}.{context_key}", rope[context_key], "must be an integer")
-  fields = {field: float(rope[key]) for key, field in LLAMA3.items()}
-  fields["rope_context"] = int(rope[context_key])
-  return fields | dict(rope_theta=float(theta))
+  if rope["factor"] < 1:
+    _refuse(f"{name}.factor", rope["factor"], "must be 1 or more")
+  for key, field in ROPE[kind].items():
+    out[field] = rope[key] if key == "truncate" else float(rope[key])
+  names = {field: key for key, field in ROPE[kind].items()}
+  if "rope_context" in out:
+    if out["rope_context"] != int(out["rope_context"]):
+      _refuse(f"{name}.{ORIGINAL}", rope[ORIGINAL], "must be an integer")
+    out["rope_context"] = int(out["rope_context"])
+    low, high = names["rope_low"], names["rope_high"]
+    if out["rope_low"] >= out["rope_high"]:
+      remedy = f"must be below {high} = {rope[high]}"
+      _refuse(f"{name}.{low}", rope[low], remedy)
+  return out | dict(rope_type=kind)
+
+
+def _yarn(name: str, rope: dict[str, Any], config: dict[str, Any]) -> dict:
+  """Fills in what transformers computes of a YaRN scaling.
+
+  The attention factor is 0.1 ln(factor) + 1 (arXiv:2309.00071, equation 22); in
+  checkpoints with both mscales (DeepSeek), the ratio of two such numbers.
+  """
+  rope = dict(beta_slow=1.0, beta_fast=32.0, truncate=True) | rope
+  for key in (ORIGINAL, *MSCALES):
+    if not _is_number(rope.get(key, 1)) or rope.get(key, 1) < 0:
+      _refuse(f"{name}.{key}", rope[key], "must be a number, 0 or more")
+  if type(rope["truncate"]) is not bool:
+    _refuse(f"{name}.truncate", rope["truncate"], "must be true or false")
+  positions = _count(config, "max_position_embeddings", sys.maxsize)
+  factor = rope.setdefault("factor", positions / (rope[ORIGINAL] or 1))
+  if not _is_number(factor) or factor <= 0:
+    _refuse(f"{name}.factor", factor, "must be a number above 0")
+
+  def attention(mscale: float) -> float:
+    return 0.1 * mscale * math.log(max(factor, 1)) + 1
+
+  first, second = (rope.get(key, 0) for key in MSCALES)
+  both = first and second
+  ratio = attention(first) / attention(second) if both else attention(1)
+  return dict(attention_factor=ratio) | rope
 
 
 def context(config: dict[str, Any]) -> int:
   """Returns the maximum number of tokens, by positions and sliding window.
 
-  An enabled window counts even if only some layers use it.
+  An enabled window counts even if only some layers use it. YaRN multiplies the
+  original context: Qwen's instructions for long texts add the scaling to
+  config.json and leave max_position_embeddings.
   """
   positions = _count(config, "max_position_embeddings", sys.maxsize)
+  rope = _rope(config)
+  if rope.get("rope_type") == "yarn":
+    extended = int(rope["rope_context"] * rope["rope_factor"])
+    positions = max(positions, extended)
   if not _flag(config, _family(config).window):
     return positions
   return min(positions, _count(config, "sliding_window", sys.maxsize))
@@ -299,9 +356,11 @@ def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
 
 def rope_fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
   """Returns the fields of rotary positions of transformers 4 and 5."""
-  values = {key: getattr(cfg, field) for key, field in LLAMA3.items()}
-  defaults = {key: getattr(decoder.ModelConfig, x) for key, x in LLAMA3.items()}
-  scaling = None if values == defaults else dict(rope_type="llama3") | values
+  names = ROPE[cfg.rope_type]
+  values = {key: getattr(cfg, field) for key, field in names.items()}
+  defaults = {k: getattr(decoder.ModelConfig, x) for k, x in names.items()}
+  plain = cfg.rope_type == "llama3" and values == defaults
+  scaling = None if plain else dict(rope_type=cfg.rope_type) | values
   parameters = scaling or dict(rope_type="default")
   theta = dict(rope_theta=cfg.rope_theta)
   return dict(rope_scaling=scaling, rope_parameters=parameters | theta, **theta)

@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_reason.base.structs import Array
 from rl_reason.devices import sharding
@@ -36,16 +35,6 @@ from rl_reason.models.packed_attention import (
 
 BLOCK = 128  # cache slots that `decode` reads at a time
 BUCKETS = 4  # parts of a batch, by length; rows of a part read equal blocks
-
-
-def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
-  """Rotary position embedding of halves (the convention of Llama and Qwen)."""
-  freq32_C = jnp.asarray(freq_C, jnp.float32)
-  angle_BL1C = positions_BL[:, :, None, None] * freq32_C
-  cos, sin = jnp.cos(angle_BL1C), jnp.sin(angle_BL1C)
-  a, b = jnp.split(x_BLHC.astype(jnp.float32), 2, -1)
-  rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-  return rotated.astype(x_BLHC.dtype)
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.devices import sharding
@@ -26,6 +25,7 @@ from rl_reason.models import (
     linear,
     packed_attention,
     parameters,
+    rope,
     sequence,
 )
 from rl_reason.models.kernels import by_layer
@@ -42,10 +42,13 @@ class ModelConfig:
     heads, kv_heads, head_dim: `heads` must be a multiple of `kv_heads`.
     mlp: width of the feed-forward layer, or of each expert.
     rope_theta: base of the rotary frequencies.
-    rope_factor: the lowest frequencies are divided by it (Llama 3.1).
+    rope_type: how a context was extended, a key of `rope.UNCHANGED`.
+    rope_factor: the lowest frequencies are divided by it.
     rope_low, rope_high: rotations within `rope_context` tokens; frequencies
       below `rope_low` are scaled, frequencies above `rope_high` are not.
     rope_context: context length of the model before it was extended.
+    rope_scale: queries and keys are multiplied by it (YaRN).
+    rope_truncate: whether YaRN rounds the indices of its frequencies.
     norm_eps: epsilon of the RMS norms.
     qkv_bias: biases on the q, k, v projections (Qwen2).
     o_bias, mlp_bias: on the output of attention, on the feed-forward layer.
@@ -74,10 +77,13 @@ class ModelConfig:
   head_dim: int
   mlp: int
   rope_theta: float = 10_000.0
+  rope_type: str = "llama3"
   rope_factor: float = 1.0
   rope_low: float = 1.0
   rope_high: float = 4.0
   rope_context: int = 8192
+  rope_scale: float = 1.0
+  rope_truncate: bool = True
   norm_eps: float = 1e-6
   qkv_bias: bool = False
   o_bias: bool = False
@@ -184,22 +190,6 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   return (x32 * scale).astype(x.dtype)
 
 
-def frequencies(cfg: ModelConfig) -> np.ndarray:
-  """Rotary frequencies [C / 2], radians a token, float64.
-
-  Frequencies of fewer than `rope_low` rotations within `rope_context` tokens
-  are divided by `rope_factor`; frequencies of more than `rope_high` rotations
-  stay; in between, the unchanged share rises linearly. This is the scaling of
-  Llama 3.1 (arXiv:2407.21783; the formula is in the released code).
-  """
-  half = cfg.head_dim // 2
-  freq_C = cfg.rope_theta ** (-np.arange(half) / half)
-  rotations_C = cfg.rope_context * freq_C / (2 * np.pi)
-  share_C = (rotations_C - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)
-  share_C = np.clip(share_C, 0, 1)
-  return freq_C * (share_C + (1 - share_C) / cfg.rope_factor)
-
-
 def forward(
     params: Tree,
     cfg: ModelConfig,
@@ -228,7 +218,7 @@ def forward(
   """
   rows, length = tokens_BL.shape
   kv, group = cfg.kv_heads, cfg.heads // cfg.kv_heads
-  freq_C = frequencies(cfg)
+  freq_C = rope.frequencies(cfg)
 
   # The residual stream is [X, D] with X = B * L: the gradient of a weight is
   # then one plain matrix product. XLA's CPU backend runs it 2.6 times as fast
@@ -251,8 +241,8 @@ def forward(
     if cfg.qk_norm:
       q = rms_norm(q, p["q_norm"], cfg.norm_eps)
       k = rms_norm(k, p["k_norm"], cfg.norm_eps)
-    q = attention.rope(q, positions_BL, freq_C)
-    k = attention.rope(k, positions_BL, freq_C)
+    q = rope.rotate(q, positions_BL, freq_C, cfg.rope_scale)
+    k = rope.rotate(k, positions_BL, freq_C, cfg.rope_scale)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
     a, cache = attend(cfg.attention, index, q, k, v, cache)
     a = a.reshape(rows * length, -1)

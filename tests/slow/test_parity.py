@@ -40,7 +40,20 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+YARN = dict(
+    rope_type="yarn",
+    rope_theta=1e6,
+    factor=4.0,
+    original_max_position_embeddings=32,
+)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+
+
+def rotary(**scaling):
+  """A model of heads of 10 with a scaling of its positions."""
+  return HEADS | dict(head_dim=10, rope_parameters=scaling)
+
+
 EXPERTS = HEADS | dict(
     head_dim=12, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20
 )
@@ -59,6 +72,20 @@ MODELS = {
     ),
     "llama": ("Llama", HEADS),
     "llama3-scaled": ("Llama", HEADS | dict(rope_parameters=LLAMA3)),
+    "yarn": ("Qwen2", rotary(**YARN)),
+    "yarn-deepseek": (
+        "Llama",
+        rotary(**YARN | dict(mscale=0.7, mscale_all_dim=1.0, truncate=False)),
+    ),
+    "yarn-betas": (
+        "Qwen3",
+        rotary(**YARN, beta_slow=0.25, beta_fast=4.0, attention_factor=1.3),
+    ),
+    "linear": ("Llama", rotary(rope_type="linear", rope_theta=1e4, factor=3.0)),
+    "dynamic": (
+        "Llama",
+        rotary(rope_type="dynamic", rope_theta=1e4, factor=3.0),
+    ),
     "llama-biases": (
         "Llama",
         dict(
