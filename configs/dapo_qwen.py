@@ -19,6 +19,7 @@ def get_config():
   c.data.train = "dapo_math_17k"
   c.data.evaluate = "aime24,aime25"
   c.data.template, c.data.chat = "dapo", True
+  c.rollout.stop_tokens = ("<|im_end|>",)  # ends a turn; the base EOS differs
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 2048, 16, 512
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 4096
   c.reward.overlong_buffer = 1024

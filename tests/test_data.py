@@ -76,12 +76,43 @@ def test_load_says_which_characters_are_missing(tmp_path):
   assert "'0123456789+-=;#' as '0123456789+-=??'" in message
 
 
-def test_what_ends_a_response(tok):
+def test_what_ends_a_response():
+  tok = tokenizer.characters(arithmetic.ALPHABET)
   eos, minus = tok.eos_token_id, tok.convert_tokens_to_ids("-")
-  assert tokenizer.ends(tok) == (eos,)
-  assert tokenizer.ends(tok, ("-",)) == (eos, minus)
+  assert tokenizer.response_ends(tok).ids == (eos,)
   with pytest.raises(ConfigError, match="stop_tokens: '--' is no token"):
-    tokenizer.ends(tok, ("-", "--"))
+    tokenizer.end_with(tok, ("-", "--"))
+  tokenizer.end_with(tok, ("-",))
+  assert tokenizer.response_ends(tok).ids == (eos, minus)
+
+
+@pytest.mark.parametrize(
+    ("stop_tokens", "response", "text"),
+    [
+        (("<|im_end|>",), "2<|im_end|>", "2"),
+        (("<|im_end|>",), "2<|im_end|><|im_end|>", "2<|im_end|>"),  # once
+        (("<|im_end|>",), "2<eos>", "2"),
+        (("<|im_end|>",), "2<|eot|>", "2<|eot|>"),  # ended nothing
+        (("<|im_end|>", "<|eot|>"), "<|im_end|>2<|eot|>", "<|im_end|>2"),
+        ((), "2<|im_end|>", "2<|im_end|>"),
+        (("2",), "12", "1"),  # no special token
+        (("<|im_end|>",), "", ""),
+    ],
+)
+def test_the_text_of_a_response_is_without_what_ended_it(
+    stop_tokens, response, text
+):
+  tok = tokenizer.characters("12")
+  tok.add_special_tokens(
+      dict(additional_special_tokens=["<|im_end|>", "<|eot|>"])
+  )
+  tokenizer.end_with(tok, stop_tokens)
+  ids = tokenizer.encode(tok, [response])[0]
+  rows = np.array([ids + [0] * (9 - len(ids))])
+  assert tokenizer.decode(tok, rows, [len(ids)]) == [text]
+  if text:
+    (place,) = tokenizer.last_tokens(tok, ids, text, [len(text)])
+    assert tok.decode(ids[: place + 1]) == text
 
 
 def test_load_wants_an_eos(tmp_path):

@@ -359,8 +359,9 @@ def test_a_teacher_that_ends_responses_otherwise_is_refused(student, tmp_path):
   tok.save_pretrained(other)
   refused(student, other, "ends its responses with '#', and the policy with")
   c = tiny_session.tiny_config()
-  c.kl.reference, c.rollout.stop_tokens = str(other), ("#",)
-  reference_policy.check(c, tiny.TOK)
+  c.kl.reference, policy = str(other), tokenizer.characters(ALPHABET)
+  tokenizer.end_with(policy, ("#",))
+  reference_policy.check(c, policy)
 
 
 def test_a_teacher_with_another_template_is_refused(student, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors
 import tiny
+import transformers
 from checkpoints import LLAMA3, bits, checkpoint, config_of, load, weights_of
 
 from rl_reason import hf
@@ -164,6 +165,36 @@ def test_a_model_of_ours_is_saved_and_loaded(change, kind, tmp_path):
   fields = read_json(path / "tokenizer_config.json")
   assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
   assert (path / "README.md").read_text() == "a card"
+
+
+@pytest.mark.parametrize(
+    ("before", "stop_ids", "after"),
+    [
+        (dict(eos_token_id=1), (1,), 1),
+        (dict(eos_token_id=1, top_k=5), (1, 7), [1, 7]),
+        (dict(eos_token_id=[5, 1]), (1, 7), [1, 7, 5]),
+        (dict(eos_token_id=[5, 1]), (1,), [5, 1]),
+        (dict(top_k=5), (1,), 1),
+        (None, (1, 7), [1, 7]),
+    ],
+)
+def test_an_export_stops_where_the_run_stopped(
+    before, stop_ids, after, tmp_path
+):
+  table = decoder.table(tiny.CFG)
+  params = checkpoints.random_params(table)
+  hf.save(tmp_path / "x", params, table, tiny.CFG, tokenizer=tiny.TOK)
+  config = tmp_path / "x" / "generation_config.json"
+  config.unlink()
+  if before:
+    config.write_text(json.dumps(before))
+  source, _ = load(tmp_path / "x")
+  out = tmp_path / "out"
+  hf.save(out, params, table, tiny.CFG, source=source, stop_ids=stop_ids)
+  found = read_json(out / "generation_config.json")
+  assert found == (before or {}) | dict(eos_token_id=after)
+  read = transformers.GenerationConfig.from_pretrained(out)
+  assert read.eos_token_id == after
 
 
 def test_a_shape_that_no_family_has_is_not_written(tmp_path):

@@ -142,8 +142,9 @@ def test_a_turn_that_ends_with_another_token_than_eos_is_said(fields, warned):
   c.sft.steps = c.sft.habits.steps = 0
   c.data.chat = True
   config.override(c, fields)
-  said = []
-  parts.show_end_of_turn(c, TOK, said.append)
+  said, tok = [], byte_level(TEMPLATE)
+  tokenizer.end_with(tok, c.rollout.stop_tokens)
+  parts.show_end_of_turn(c, tok, said.append)
   assert len(said) == warned
   if warned:
     assert """--config.rollout.stop_tokens="('<|im_end|>',)\"""" in said[0]

@@ -15,7 +15,6 @@ def get_config():
   """256 questions x 16 per step in four updates, evaluated on AIME."""
   c = dapo_qwen.get_config()
   c.model.path = "Qwen/Qwen2.5-7B"
-  c.rollout.stop_tokens = ("<|im_end|>",)  # ends a turn; the base EOS differs
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 4096, 16, 512
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 8192
   c.reward.overlong_buffer = 2048

@@ -25,6 +25,7 @@ def get_config(variant=""):
   c.data.train = c.data.evaluate = "gsm8k"
   # A base model continues text: no chat template, and EOS ends a response.
   c.data.template, c.data.chat = "qwen_boxed", False
+  c.rollout.stop_tokens = ()
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 1024, 8, 256
   c.rollout.max_prompt, c.rollout.max_tokens = 384, 1024
   c.reward.overlong_buffer = 256

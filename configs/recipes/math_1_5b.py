@@ -18,6 +18,7 @@ def get_config():
   c.data.train, c.data.evaluate = "math", "math500,amc23"
   # A base model continues text: no chat template, and EOS ends a response.
   c.data.template, c.data.chat = "qwen_boxed", False
+  c.rollout.stop_tokens = ()
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 2048, 16, 256
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 3072
   c.reward.overlong_buffer = 512

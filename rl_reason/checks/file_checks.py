@@ -104,7 +104,7 @@ def _model(c, faults: Faults) -> Any:
       path = model_directory.tokenizer_path(c, place if local else None)
       args = templates.arguments(c.data.template_args)
       tok = tokenizer.load(path, alphabet, template_args=args)
-    tokenizer.ends(tok, c.rollout.stop_tokens)
+      tokenizer.end_with(tok, c.rollout.stop_tokens)
     return tok
   return None
 

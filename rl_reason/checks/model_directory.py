@@ -70,6 +70,7 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
+  tokenizer.end_with(tok, c.rollout.stop_tokens)
   return tok
 
 

@@ -81,7 +81,7 @@ def check(c, tok: Any) -> None:
   same = "use a teacher of the policy's family"
   if difference := tokenizer.difference(tok, other):
     rules.refuse(c, FIELD, f"has another tokenizer: {difference}; {same}")
-  if other.eos_token_id not in tokenizer.ends(tok, c.rollout.stop_tokens):
+  if other.eos_token_id not in tokenizer.response_ends(tok).ids:
     rules.refuse(
         c,
         FIELD,

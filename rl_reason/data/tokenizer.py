@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 # Only tokenizers are used; otherwise transformers warns about torch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -104,20 +104,46 @@ def difference(tok, other) -> str:
   return ""
 
 
-def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
-  """The ids that end a response: EOS, and the tokens `texts`.
+class Ends(NamedTuple):
+  """What ends a response.
+
+  Attributes:
+    ids: EOS and the stop tokens.
+  """
+
+  ids: tuple[int, ...]
+
+  def before(self, ids: Sequence[int]) -> Sequence[int]:
+    """The tokens of a response without the token that ended it."""
+    return ids[:-1] if len(ids) and ids[-1] in self.ids else ids
+
+
+def end_with(tok, stop_tokens: Sequence[str] = ()) -> None:
+  """Lets responses of a tokenizer end with further tokens than EOS.
+
+  All code that samples or reads responses has the tokenizer, and calls
+  `response_ends`.
+
+  Args:
+    tok: the tokenizer.
+    stop_tokens: texts of the tokens.
 
   Raises:
     ConfigError: a text is not one token.
   """
-  ids = tok.convert_tokens_to_ids(list(texts))
-  for text, i in zip(texts, ids, strict=True):
+  ids = tok.convert_tokens_to_ids(list(stop_tokens))
+  for text, i in zip(stop_tokens, ids, strict=True):
     if i is None or tok.convert_ids_to_tokens(i) != text:
       raise ConfigError(
           f"rollout.stop_tokens: {text!r} is no token of the tokenizer; leave"
           " it out, or add it to the tokenizer and to the model"
       )
-  return (tok.eos_token_id, *ids)
+  tok.response_ends = Ends((tok.eos_token_id, *ids))
+
+
+def response_ends(tok) -> Ends:
+  """What ends a response: EOS, and what `end_with` has added."""
+  return getattr(tok, "response_ends", None) or Ends((tok.eos_token_id,))
 
 
 def encode(tok, texts: list[str]) -> list[list[int]]:
@@ -186,14 +212,14 @@ def spell(encoded: Callable[[str], Any], text: str) -> Any:
 
 
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
-  """The text of each response without its EOS.
+  """The text of each response without the token that ended it, if one did.
 
-  Other special tokens, including rollout.stop_tokens, stay in the text, so that
-  verifiers and readers see them.
+  Other special tokens stay in the text, so that verifiers and readers see them.
   """
+  before = response_ends(tok).before
   return tok.batch_decode(
       [
-          row[: n - 1] if n and row[n - 1] == tok.eos_token_id else row[:n]
+          before(row[:n])
           for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)
       ]
   )
@@ -244,14 +270,14 @@ def last_tokens(
 
   Args:
     tok: the tokenizer.
-    ids: tokens of a response, perhaps with EOS.
+    ids: tokens of a response, perhaps with the token that ended it.
     text: its text, of `decode`.
     ends: increasing numbers of characters, from 1 to the length of the text.
 
   Returns:
     For each end the first n for which tokens 0 to n spell text[:end].
   """
-  ids = [*ids[: -1 if ids and ids[-1] == tok.eos_token_id else None]]
+  ids = [*response_ends(tok).before(ids)]
   found = pieces(tok, ids)
   if "".join(found) == text:
     lengths = list(itertools.accumulate(map(len, found)))

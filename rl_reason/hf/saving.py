@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -24,6 +25,8 @@ from rl_reason.hf.tensor_names import (
 )
 from rl_reason.models import decoder
 
+GENERATION = "generation_config.json"
+
 
 def save(
     directory: pathlib.Path,
@@ -35,6 +38,7 @@ def save(
     source: loading.Source | None = None,
     tokenizer=None,
     card: str = "",
+    stop_ids: Sequence[int] = (),
     context: int = 2048,
     precision: str = "same",
     shard_bytes: int = 5_000_000_000,
@@ -54,6 +58,7 @@ def save(
       generation config are copied. None: fp32.
     tokenizer: tokenizer to write; None for the tokenizer of the source.
     card: text of README.md; '' for none.
+    stop_ids: tokens that end a response, for generation_config.json.
     context: maximum number of tokens, without a source.
     precision: 'same' for the dtypes of the source; 'bfloat16', or 'int8' and
       'int4' of `quantization`, of a language model.
@@ -139,6 +144,8 @@ def save(
       for name in loading.COMPANIONS:
         if (source.path / name).is_file():
           shutil.copyfile(source.path / name, work / name)
+    if stop_ids:
+      _stop_at(work / GENERATION, stop_ids)
     if card:
       (work / "README.md").write_text(card)
     shutil.rmtree(directory, ignore_errors=True)
@@ -187,4 +194,15 @@ def _save_tokenizer(directory: pathlib.Path, tokenizer) -> None:
   fields["unk_token"] = fields.get("unk_token") or tokenizer.pad_token
   model_files.write_json(path, fields)
   generation = dict(do_sample=True) | _token_ids(tokenizer)
-  model_files.write_json(directory / "generation_config.json", generation)
+  model_files.write_json(directory / GENERATION, generation)
+
+
+def _stop_at(path: pathlib.Path, stop_ids: Sequence[int]) -> None:
+  """Adds tokens that end a response to a generation config."""
+  fields = model_files.read_json(path) if path.is_file() else {}
+  before = fields.get("eos_token_id")
+  known = before if isinstance(before, list) else [before]
+  ids = [*dict.fromkeys(x for x in (*stop_ids, *known) if x is not None)]
+  if {*ids} != {*known}:
+    fields["eos_token_id"] = ids if len(ids) > 1 else ids[0]
+    model_files.write_json(path, fields)

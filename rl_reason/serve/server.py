@@ -100,14 +100,13 @@ def make_engine(
     RunError: there is no such checkpoint.
   """
   params, *_, about = trained.policy(c, which, model=model, output=output)
-  eos = tokenizer.ends(tok, c.rollout.stop_tokens)
   programs = Programs(
       cfg=model.cfg,
       prompts=c.serve.slots,
       slots=c.serve.slots,
       max_prompt=c.serve.max_prompt or c.rollout.max_prompt,
       max_tokens=c.serve.max_tokens or c.rollout.max_tokens,
-      eos=eos,
+      eos=tokenizer.response_ends(tok).ids,
       pad=tok.pad_token_id,
       cache=c.rollout.cache,
       widths=widths(c.serve.slots),

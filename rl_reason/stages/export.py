@@ -12,6 +12,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.data import tokenizer
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder
 from rl_reason.monitoring import run_log
@@ -92,7 +93,7 @@ def save_network(
     cfg: decoder.ModelConfig,
     **options: Any,
 ) -> None:
-  """`hf.save` with the dtypes and the tokenizer that the run started from."""
+  """`hf.save` with dtypes and tokenizer of the run's start, and its ends."""
   hf.save(
       path,
       params,
@@ -100,6 +101,7 @@ def save_network(
       cfg,
       source=source,
       tokenizer=tok if c.tokenizer or not source else None,
+      stop_ids=tokenizer.response_ends(tok).ids,
       context=c.rollout.max_prompt + c.rollout.max_tokens,
       **options,
   )

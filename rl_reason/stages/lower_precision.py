@@ -107,7 +107,8 @@ def responses(
   if not lines:
     return None
   texts = tokenizer.encode(tok, [x["response"] for x in lines])
-  ends = [[] if x["truncated"] else [tok.eos_token_id] for x in lines]
+  end = tokenizer.response_ends(tok).ids[-1]
+  ends = [[] if x["truncated"] else [end] for x in lines]
   rows = [
       (x + end)[: limits.max_tokens] for x, end in zip(texts, ends, strict=True)
   ]

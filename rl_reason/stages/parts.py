@@ -104,8 +104,8 @@ def show_end_of_turn(c, tok: Any, say: Callable[[str], None]) -> None:
     return
   args = templates.arguments(c.data.template_args)
   end = templates.end_of_turn(tok, args)
-  ends = tokenizer.ends(tok, c.rollout.stop_tokens)
-  if end and tok.convert_tokens_to_ids(end) not in ends:
+  ends = tokenizer.response_ends(tok)
+  if end and tok.convert_tokens_to_ids(end) not in ends.ids:
     say(
         f"warning: data.chat: the chat template ends a turn with {end!r},"
         f" and responses end with EOS, {tok.eos_token!r}: a response that ends"
@@ -155,7 +155,7 @@ def engine(
     c, tok: Any, cfg: decoder.ModelConfig, mesh, display: Display
 ) -> RolloutEngine:
   """The engine of this package, on a mesh."""
-  ends = tokenizer.ends(tok, c.rollout.stop_tokens)
+  ends = tokenizer.response_ends(tok).ids
   return RolloutEngine(
       cfg,
       mesh,
@@ -182,7 +182,7 @@ def rollout_engine(
         own.mesh,
         names=tensor_names.names(cfg),
         tensors=functools.partial(tensor_names.named_tensors, cfg=cfg),
-        eos=tokenizer.ends(tok, c.rollout.stop_tokens),
+        eos=tokenizer.response_ends(tok).ids,
         pad=tok.pad_token_id,
         max_tokens=c.rollout.max_tokens,
     )
@@ -212,7 +212,7 @@ def environments(
       e.name or c.task.name,
       make,
       tok,
-      ends=tokenizer.ends(tok, c.rollout.stop_tokens),
+      ends=tokenizer.response_ends(tok).ids,
       stop_strings=e.stop_strings,
       max_turns=e.max_turns,
       turn_tokens=e.turn_tokens,

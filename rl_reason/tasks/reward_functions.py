@@ -34,9 +34,9 @@ class Response(NamedTuple):
   """The input of a function of one response.
 
   Attributes:
-    text: the response without its EOS.
+    text: the response without the token that ended it.
     share: number of tokens of the response divided by rollout.max_tokens.
-    truncated: whether the response has no EOS.
+    truncated: whether the response reached its limit without an end.
   """
 
   text: str
@@ -51,9 +51,10 @@ class RewardBatch(NamedTuple):
 
   Attributes:
     prompts: the prompts as the model reads them.
-    texts: the responses without their EOS.
-    token_ids: tokens of the responses, with EOS and without observations.
-    truncated: whether a response has no EOS.
+    texts: the responses without the tokens that ended them.
+    token_ids: tokens of the responses, with what ended them and without
+      observations.
+    truncated: whether a response reached its limit without an end.
     rows: the rows of the prompts; `row.messages` are the turns of a chat,
       `row.columns` are all columns of the data.
     max_tokens: rollout.max_tokens.

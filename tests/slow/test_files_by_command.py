@@ -102,6 +102,7 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   workdir = f"--workdir={tmp_path / 'run'}"
   command(
       "--config=configs/dapo_qwen.py",
+      "--config.rollout.stop_tokens=()",
       f"--config.model.path={model}",
       f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'},"
       f"mbpp:train@{code},{poems}",
