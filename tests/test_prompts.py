@@ -1,5 +1,7 @@
 """Prompt templates: what is asked for, chats, and tokens nobody may write."""
 
+import copy
+import functools
 import inspect
 import sys
 
@@ -286,3 +288,66 @@ def test_reserved_tokens(tok):
 def test_an_unknown_character_is_not_reserved(tok):
   tok.unk_token = "<think>"
   assert tok.unk_token_id not in templates.reserved(tok)
+
+
+def chat(*turns):
+  return [dict(role=role, content=content) for role, content in turns]
+
+
+_TURN = "<{{ m.role }}>{{ m.content | trim }}\n"
+SOME = f"""{{% for m in messages %}}
+{{%- if m.role in ("user", "assistant") or (m.role == "system") %}}
+{_TURN}{{% endif %}}{{% endfor %}}<assistant>"""
+STRICT = f"""{{% for m in messages %}}
+{{%- if m.role == "system" and loop.index0 %}}
+{{{{ raise_exception("the system message is the first") }}}}{{% endif %}}
+{{% if m.role not in ("user", "assistant", "system") %}}
+{{{{ raise_exception("unexpected role") }}}}{{% endif %}}
+{_TURN}{{% endfor %}}"""
+LAST_SYSTEM = f"""{{% set ns = namespace(first="") %}}
+{{%- for m in messages if m.role == "system" %}}
+{{%- set ns.first = m.content %}}{{% endfor %}}{{{{ ns.first }}}}
+{{%- for m in messages if m.role != "system" %}}{_TURN}{{% endfor %}}"""
+PARTS = """{% for m in messages %}<{{ m.role }}>{% for x in m.content %}
+{{- x.text if x.type == "text" }}{% endfor %}{% endfor %}"""
+ANY = f"{{% for m in messages %}}{_TURN}{{% endfor %}}"
+JSON = """{% for m in messages %}{% if m.content[-1:] not in "0123456789" %}
+{{ raise_exception("no number") }}{% endif %}{{ m.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "words", "renamed"),
+    [
+        # The default system text of some templates holds a client's text.
+        (f"You are here. {SOME}", [("developer", "You are here.")], "", 1),
+        (SOME, [("developer", " be brief "), ("user", "1")], "<system>be", 1),
+        (SOME, [("critic", "no"), ("user", "no")], "role 'critic'", -1),
+        (SOME, [("user", "1"), ("function", "2")], "role 'function'", -1),
+        (SOME, [("System", "be brief"), ("user", "1")], "role 'System'", -1),
+        (SOME, [("critic", " "), ("user", "1")], "", 0),  # nothing is lost
+        (STRICT, [("developer", "be brief"), ("user", "1")], "<system>be", 1),
+        (STRICT, [("user", "1"), ("developer", "2")], "unexpected role", -1),
+        (ANY, [("developer", "be brief"), ("user", "1")], "<developer>be", 0),
+        (
+            LAST_SYSTEM,
+            [("system", "be brief"), ("system", "be kind"), ("user", "1")],
+            "leaves out 1 of 3 messages, the first with the role 'system'",
+            -1,
+        ),
+        (PARTS, [("user", "1+1?")], "leaves out 1 of 1 messages", -1),
+        (JSON, [("user", "1"), ("tool", "25")], "125", 0),
+    ],
+)
+def test_a_template_leaves_out_no_message(tok, template, turns, words, renamed):
+  """A role becomes `system`, or the turns are refused."""
+  tok = copy.copy(tok)
+  tok.chat_template = template
+  render = functools.partial(templates.render, tok=tok, chat=True)
+  if renamed < 0:
+    with pytest.raises(templates.PromptError, match=words):
+      templates.render_all(chat(*turns), render)
+    return
+  shown = templates.render_all(chat(*turns), render)
+  assert words in shown.text and shown.renamed == renamed
+  if not renamed:
+    assert shown.text == render(chat(*turns))

@@ -233,7 +233,9 @@ def test_a_stream_is_the_whole_answer(serve):
       ),
   )
   *parts, last = events(answer)
-  assert last["usage"] == whole["usage"] and not last["choices"]
+  assert last["usage"] == whole["usage"] and last["choices"] == []
+  assert {x["object"] for x in (*parts, last)} == {"text_completion"}
+  assert {x["usage"] for x in parts} == {None}
   assert len(parts) > len(whole["choices"]), "a response in several events"
   for want in whole["choices"]:
     mine = [x["choices"][0] for x in parts]
@@ -246,6 +248,29 @@ def test_a_stream_is_the_whole_answer(serve):
     assert ends == [None] * (len(ends) - 1) + [want["finish_reason"]]
     offsets = [y for x in mine for y in x["logprobs"]["text_offset"]]
     assert offsets == want["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_every_event_of_a_stream_is_a_chunk(serve, counted):
+  """The token counts come last, in a chunk without choices."""
+  answer = serve().post(
+      "/v1/chat/completions",
+      json=dict(
+          messages=[dict(role="user", content=TEXTS[0])],
+          n=2,
+          max_tokens=4,
+          stream=True,
+          stream_options=dict(include_usage=counted),
+      ),
+  )
+  parts = events(answer)
+  assert {x["object"] for x in parts} == {"chat.completion.chunk"}
+  assert len({(x["id"], x["model"], x["created"]) for x in parts}) == 1
+  assert [not x["choices"] for x in parts[-2:]] == [False, counted]
+  found = [x.get("usage", "none") for x in parts]
+  if counted:
+    assert found.pop()["completion_tokens"] > 2
+  assert set(found) == {None if counted else "none"}
 
 
 @pytest.mark.slow
@@ -281,15 +306,37 @@ def test_keywords_of_the_chat_template_of_a_request(serve, engine):
   got = post(serve(), chat, 400, messages=messages, **args)
   assert "chat_template_kwargs: the tokenizer has no" in got["error"]["message"]
   tok = copy.copy(tiny.TOK)
-  tok.chat_template = "{{ messages[0].content if think else '2+2=' }}"
-  prompts = prompt_tokens.Prompts(tok, engine.programs, 9)
+  tok.chat_template = "{{ messages[0].content }}{{ '2=' if think }}"
+  prompts = prompt_tokens.Prompts(tok, engine.programs, 9, print)
   body = protocol.Chat(messages=messages)
-  assert prompts.of_chat(body)[0].text == "2+2="
-  body = protocol.Chat(messages=messages, **args)
   assert prompts.of_chat(body)[0].text == "1+1="
+  body = protocol.Chat(messages=messages, **args)
+  assert prompts.of_chat(body)[0].text == "1+1=2="
   body = protocol.Chat(messages=messages, chat_template_kwargs=dict(tools=[]))
   with pytest.raises(protocol.ApiError, match="tools is an argument of"):
     prompts.of_chat(body)
+
+
+def test_no_message_vanishes(engine):
+  """`developer` becomes `system`, said once; unknown roles are refused."""
+  tok, said = copy.copy(tiny.TOK), []
+  tok.chat_template = (
+      "{% for m in messages if m.role in ('system', 'user') %}{{ m.content }}"
+      "{% endfor %}="
+  )
+  prompts = prompt_tokens.Prompts(tok, engine.programs, 9, said.append)
+
+  def prompt(role):
+    turns = [dict(role=role, content="1+"), dict(role="user", content="2")]
+    return prompts.of_chat(protocol.Chat(messages=turns))[0]
+
+  assert prompt("system").text == "1+2=" and not said
+  assert [prompt("developer").text for _ in "ab"] == ["1+2="] * 2
+  assert prompt("developer").kept[0]["role"] == "developer"
+  assert len(said) == 1 and "'developer'" in said[0]
+  for role in ("critic", "assistant", "function"):
+    with pytest.raises(protocol.ApiError, match=f"the role '{role}'"):
+      prompt(role)
 
 
 def test_stop_texts_end_a_response_and_are_cut_off(serve):

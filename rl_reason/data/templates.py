@@ -269,6 +269,82 @@ def render(
     ) from None
 
 
+class Shown(NamedTuple):
+  """Turns that a chat template shows, each with its content.
+
+  Attributes:
+    text: the rendered prompt.
+    renamed: number of turns whose role `developer` became `system`.
+  """
+
+  text: str
+  renamed: int = 0
+
+
+def render_all(
+    turns: Sequence[Mapping[str, Any]],
+    render: Callable[[list[dict[str, Any]]], str],
+) -> Shown:
+  """Renders turns, none of which the chat template may leave out.
+
+  Many templates pass over a role that they do not know. The role `developer`
+  becomes `system` then, which it replaces in OpenAI's API.
+
+  Args:
+    turns: {"role", "content"} each.
+    render: turns -> text, such as `render` with a tokenizer.
+
+  Raises:
+    PromptError: the template refuses the turns, or leaves out one of them.
+  """
+  given = [dict(x) for x in turns]
+  refusal: PromptError | None = None
+  try:
+    if not (hidden := _left_out(given, render)):
+      return Shown(render(given))
+  except PromptError as e:
+    refusal, hidden = e, []
+  renamed = [
+      x | dict(role="system") if x["role"] == "developer" else x for x in given
+  ]
+  if renamed != given:
+    try:
+      if not (hidden := _left_out(renamed, render)):
+        count = sum(x["role"] == "developer" for x in given)
+        return Shown(render(renamed), count)
+    except PromptError as e:
+      refusal = refusal or e
+  if not hidden and refusal is not None:
+    raise refusal
+  first = given[hidden[0]]
+  raise PromptError(
+      f"the tokenizer's chat template leaves out {len(hidden)} of {len(given)}"
+      f" messages, the first with the role {first['role']!r}: give"
+      " them a role that the template shows where they stand, such as"
+      " 'system' at the beginning or 'user'"
+  )
+
+
+def _left_out(
+    turns: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]
+) -> list[int]:
+  """Numbers of the turns whose content is not part of the rendered text.
+
+  A mark at the end of each content shows this. The content itself does not: a
+  template may trim it, and a short content is part of many texts.
+  """
+  filled = [n for n, x in enumerate(turns) if x["content"].strip()]
+  marked = [dict(x) for x in turns]
+  for n in filled:
+    marked[n]["content"] += f" zq{n}qz"
+  try:
+    text = render(marked)
+    return [n for n in filled if f"zq{n}qz" not in text]
+  except PromptError:  # of the turns, or of a template that parses contents
+    text = render(turns)
+    return [n for n in filled if turns[n]["content"].strip() not in text]
+
+
 def arguments(text: str) -> dict[str, Any]:
   """Parses keywords of a chat template, such as 'enable_thinking=False,n=3'.
 

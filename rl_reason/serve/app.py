@@ -71,7 +71,7 @@ class Server:
     self._ratings, self._created = ratings, int(time.time())
     self._silent = silent
     self._said: set[str] = set()  # errors of rules that were reported
-    self._prompts = Prompts(tok, engine.programs, engine.max_waiting)
+    self._prompts = Prompts(tok, engine.programs, engine.max_waiting, say)
     self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "requests")
 
   # --- routes without sampling ------------------------------------------------
@@ -370,9 +370,13 @@ class Server:
       self, run: Run, reply: choices.Reply, body: protocol.Streamed
   ) -> Reply:
     """Server-sent events as text is sampled; with rules, at the end."""
+    counted = body.stream_options.include_usage
+
+    def event(chunk: dict[str, Any]) -> str:
+      return _event(chunk | dict(usage=None) if counted else chunk)
 
     async def events() -> AsyncIterator[str]:
-      yield "".join(map(_event, reply.opening(len(run.responses))))
+      yield "".join(map(event, reply.opening(len(run.responses))))
       sent = [0] * len(run.responses)  # tokens
       at = [0] * len(run.responses)  # characters of these tokens
       try:
@@ -387,7 +391,7 @@ class Server:
             continue
           sent[index] = len(response.ids)
           listed = choices.sampled(self._tok, response, first)
-          yield _event(
+          yield event(
               reply.chunk(index, text, listed, response.finish, at[index])
           )
           at[index] += sum(len(x.text) for x in listed)
@@ -397,8 +401,8 @@ class Server:
       if not run.responses or all(x.finish for x in run.responses):
         self._time(run)
         self._remember(reply.id, run)
-      if body.stream_options.include_usage:
-        yield _event(reply.body([]) | dict(usage=run.usage))
+      if counted:
+        yield _event(reply.last(run.usage))
       yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")

@@ -110,6 +110,10 @@ class Reply(abc.ABC):
     choice["logprobs"] = self.logprobs(shown, at)
     return self._with(self.chunk_object, [choice])
 
+  def last(self, usage: dict[str, int]) -> dict[str, Any]:
+    """The stream event with the token counts, after all text."""
+    return self._with(self.chunk_object, []) | dict(usage=usage)
+
   def opening(self, count: int) -> list[dict]:
     """Events before the first text of `count` responses."""
     del count

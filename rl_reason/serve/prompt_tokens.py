@@ -5,7 +5,8 @@ refused by their number of characters before they are tokenised, and
 tokenisation runs outside of the event loop.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason.data import templates, tokenizer
@@ -37,10 +38,18 @@ class Prompts:
     tok: the tokenizer.
     programs: the device programs, with the limits of a prompt.
     most: maximum number of responses of a request.
+    say: shows a line.
   """
 
-  def __init__(self, tok: Any, programs: Programs, most: int):
+  def __init__(
+      self,
+      tok: Any,
+      programs: Programs,
+      most: int,
+      say: Callable[[str], None],
+  ):
     self._tok, self._programs, self._most = tok, programs, most
+    self._say = functools.cache(say)  # each line once
     longest = max(map(len, tok.get_vocab()))
     self._characters = programs.max_prompt * min(longest, CHARACTERS)
 
@@ -85,9 +94,17 @@ class Prompts:
             "chat_template_kwargs: the tokenizer has no chat template: leave"
             " it out"
         )
-      text = templates.render(turns, self._tok, chat=has_template, args=args)
+      render = functools.partial(
+          templates.render, tok=self._tok, chat=has_template, args=args
+      )
+      text, renamed = templates.render_all(turns, render)
     except (ValueError, templates.PromptError) as e:
       raise ApiError(400, str(e), param="messages") from None
+    if renamed:
+      self._say(
+          "the chat template does not show messages with the role 'developer':"
+          " the server gives them the role 'system'"
+      )
     prompt = self._of_text(text)
     # A rating keeps the turns, so that any chat template can render them.
     return [prompt._replace(kept=turns) if has_template else prompt]

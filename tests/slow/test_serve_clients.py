@@ -118,12 +118,17 @@ def test_the_package_of_openai(server):
   assert all(len(x.top_logprobs) >= 2 for x in chat.choices[0].logprobs.content)
   assert text.usage.completion_tokens == chat.usage.completion_tokens
   parts = [""] * 4
-  for event in client.chat.completions.create(
-      messages=ask, stream=True, **usual
-  ):
+  counted = dict(stream=True, stream_options=dict(include_usage=True))
+  for event in client.chat.completions.create(messages=ask, **counted, **usual):
+    assert event.object == "chat.completion.chunk"
+    assert (event.usage is None) == bool(event.choices)
     for choice in event.choices:
       parts[choice.index] += choice.delta.content or ""
   assert parts == [x.message.content for x in chat.choices]
+  assert event.usage == chat.usage and event.model == NAME
+  *_, last = client.completions.create(prompt="5+6+7=", **counted, **usual)
+  assert last.object == "text_completion" and last.choices == []
+  assert last.usage == text.usage
   with pytest.raises(openai.BadRequestError, match="serve.max_prompt"):
     client.completions.create(model=NAME, prompt="1" * 99)
   with pytest.raises(openai.NotFoundError, match="no model"):
