@@ -58,7 +58,11 @@ _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
 )
 _DEVICES = flags.DEFINE_integer(
-    "devices", 0, "size: number of devices of another machine; 0: this machine"
+    "devices",
+    0,
+    "size: number of devices of another machine; 0: this machine; -1: the"
+    " smallest number of devices of --memory GiB on which the run fits",
+    lower_bound=-1,
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "several processes: jax.distributed.initialize"

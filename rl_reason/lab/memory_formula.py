@@ -30,9 +30,9 @@ from rl_reason.rollout import sampler_weights
 from rl_reason.stages.model import reference_shape
 from rl_reason.training import optimizer, packing
 
-# fp32 copies of the trained parameters besides the state: accumulated
-# gradients, gradients of a micro-batch, and the copies that the loops hold of
-# both.
+# fp32 arrays of the size of the trained parameters besides the state:
+# accumulated gradients, gradients of a micro-batch, and the copies that the
+# loops hold of both.
 GRADIENT_COPIES = 4
 # fp32 arrays of a chunk of logits: logits, probabilities and their gradient.
 LOGIT_COPIES = 3
@@ -117,7 +117,7 @@ def estimate(
   # The state. Offloaded moments are in host memory; during an optimizer step
   # they use the space of activations and gradient copies.
   def moments(of: Tree) -> int:
-    return 0 if c.optimizer.offload else _moments(of, mesh, c.optimizer.name)
+    return 0 if c.optimizer.offload else moments_of(of, mesh, c.optimizer.name)
 
   resident = {
       "parameters": fp32 + base,
@@ -131,7 +131,8 @@ def estimate(
   if facts.has_critic(c):
     values = critic.table(critic_cfg)
     value = bytes_of(values, mesh)
-    resident["critic, with the same three"] = 2 * value + moments(values)
+    name = "critic, initial critic and its optimizer state"
+    resident[name] = 2 * value + moments(values)
     trained = max(fp32, value)
 
   # The update of one micro-batch.
@@ -152,7 +153,10 @@ def estimate(
   logits = logit_bytes(cfg, mesh, tokens)
   update = {
       "batch": batch_bytes(c, mesh, budget),
-      "gradients": GRADIENT_COPIES * trained + low,
+      f"gradients, {GRADIENT_COPIES} arrays in float32": (
+          GRADIENT_COPIES * trained
+      ),
+      "weights gathered for the products": low,
       "activations": saved + max(transient - logits, 0),
       "logits": logits,
   }
@@ -225,7 +229,7 @@ def itemsize(cfg: decoder.ModelConfig) -> int:
   return jnp.dtype(cfg.dtype).itemsize
 
 
-def _moments(table: Tree, mesh, name: str) -> int:
+def moments_of(table: Tree, mesh, name: str) -> int:
   """Bytes per device of an optimizer's moments, of the parameters of a table.
 
   AdamW has two numbers for each parameter, Muon one for each of a matrix of the

@@ -12,6 +12,8 @@ from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
+    disk_formula,
+    fewest_devices,
     measured_memory,
     memory_formula,
     model_shapes,
@@ -32,16 +34,24 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     display: the screen.
     memory: GiB per device; None: the memory of the devices of this machine.
     devices: number of devices of another machine, which are estimated by
-      formula; 0: the devices of this machine, for which the programs compile.
+      formula; 0: the devices of this machine, for which the programs compile;
+      -1: the smallest number of devices of `memory` GiB on which the run fits.
 
   Raises:
     ConfigError: there is no such model, or the mesh does not fit.
   """
   cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
+  limit = int(memory * GIB) if memory else device_bytes()
+  if devices < 0:
+    devices = fewest_devices.search(config, cfg, value, limit)
+    found = axes.text(facts.mesh_sizes(config, devices))
+    display.say(
+        f"the smallest number of devices of {limit / GIB:.1f} GiB: {devices},"
+        f" with mesh = {found} (powers of two were tried)"
+    )
   machine_checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
-  limit = int(memory * GIB) if memory else device_bytes()
   backend = "" if devices else jax.default_backend()
   if config.model.remat == "auto":
     try:
@@ -74,6 +84,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     peaks = of_programs(config, model, size, limit, display)
     (update, _), (rollout, _) = peaks
   _show(display, size, peaks)
+  _show_hosts(display, *disk_formula.estimate(config, cfg, value))
 
   # The formula, scaled to what was compiled.
   resident = sum(size.resident.values())
@@ -207,3 +218,20 @@ def _show(display, size, peaks: tuple[Peak, Peak] | None) -> None:
         " programs, run once on this machine with arrays of ones"
     )
   display.table("GiB per device", columns, rows)
+
+
+def _show_hosts(
+    display: Display, host: dict[str, int], disk: dict[str, int]
+) -> None:
+  """A row for each part of the memory of hosts and of the work directory."""
+
+  def shown(count: int) -> str:
+    gib = count / GIB
+    return f"{gib:.3g}" if gib < 999 else f"{gib:,.0f}"
+
+  rows = [
+      [where, name, shown(count)]
+      for where, parts in (("host memory", host), ("disk", disk))
+      for name, count in (*parts.items(), ("sum", sum(parts.values())))
+  ]
+  display.table("GiB of all hosts together", ["where", "what", "formula"], rows)
