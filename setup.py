@@ -2,8 +2,19 @@
 
 import pathlib
 import re
+import sys
 
 import setuptools
+
+# pip compares python_requires last, and looks for all dependencies first: their
+# newest versions for an old Python are not those that are needed.
+if sys.version_info < (3, 11):  # noqa: UP036
+  sys.exit(
+      "rl_reason needs Python 3.11 or newer, and this is Python {}.{}: make an"
+      " environment with a newer one, as by `python3.11 -m venv env`".format(
+          *sys.version_info[:2]
+      )
+  )
 
 # --stage=serve, see docs/serving.md
 SERVE = [

@@ -5,6 +5,15 @@
 
 import sys
 
+if sys.version_info < (3, 11):  # noqa: UP036
+  # A clone needs no installation that would say it.
+  raise (SystemExit if sys.argv[:1] == ["-m"] else ImportError)(
+      "rl_reason needs Python 3.11 or newer, and {} is Python {}.{}: make an"
+      " environment with a newer one, as by `python3.11 -m venv env`".format(
+          sys.executable, *sys.version_info[:2]
+      )
+  )
+
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
   # `python -m rl_reason.main` searches the working directory first, where a
   # file of the user may have the name of a module of Python or of a library.

@@ -21,10 +21,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from rl_reason import run
-from rl_reason.checks import command_line, ending, run_directory
+from rl_reason.checks import command_line, ending, run_directory, usage
 from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
@@ -76,7 +76,6 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 
 def main() -> None:
   """The console entry point."""
-  app.define_help_flags()
   sys.exit(command(sys.argv))
 
 
@@ -87,6 +86,9 @@ def command(argv: list[str]) -> int:
 
 
 def _main(argv: list[str], lost: screen_lib.Lost) -> int:
+  if text := usage.asked(argv, FLAGS):
+    print(text)
+    return 0
   config, workdir, *others = _prepare(argv)
   lost.directory = workdir
   if _STAGE.value == "report":

@@ -9,10 +9,10 @@ import textwrap
 
 import pytest
 from checkpoints import checkpoint
-from conftest import child_env
+from conftest import ROOT, child_env
 from tiny_data import byte_tokenizer, write
 
-from rl_reason.base import config, errors, own_code
+from rl_reason.base import config, errors, other_names, own_code
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import checked, command_line, config_files, rules
 from rl_reason.tasks import reward_terms
@@ -436,17 +436,108 @@ def test_flags_that_do_not_exist(tmp_path, monkeypatch):
   from rl_reason import main
 
   monkeypatch.chdir(tmp_path)
-  argv = "main --wrokdir=x --rl.steps=3 seed=1 --learning_rate=1 --stage=train"
+  argv = (
+      "main --wrokdir=x --rl.steps=3 seed=1 --learning_rate=1 --stage train"
+      " --steps=9 --lr 1e-6 steps=9 --model=a/b --output_dir=x workdir=x dapo"
+      " evaluate my.yaml --config.stage=sft actor_rollout_ref.rollout.n=8"
+      " data.train_batch_size=64 --nonsense words"
+  )
   given, faults = command_line.parse(argv.split(), main.FLAGS)
-  assert given == {}
-  assert faults.lines[0].startswith("flag --stage=train: value should be one")
+  assert given == {"stage": "sft"}
+  assert faults.lines[0].startswith(
+      "--stage = 'train': there is no such stage; did you mean all? There are"
+      " all (the default: SFT"
+  )
+  said = ": there is no such flag; did you mean"
+  no = ": not understood; did you mean"
   assert faults.lines[1:] == [
-      "--wrokdir: there is no such flag; did you mean --workdir?",
+      f"--wrokdir{said} --workdir=x?",
       "'--rl.steps=3': fields look like --config.rl.steps=3",
       "'seed=1': fields look like --config.seed=1",
-      "--learning_rate: there is no such flag; did you mean"
-      " --config.optimizer.lr?",
+      f"--learning_rate{said} --config.optimizer.lr=1?",
+      f"--steps{said} --config.rl.steps=9?",
+      f"--lr{said} --config.optimizer.lr?",
+      f"'steps=9'{no} --config.rl.steps=9?",
+      f"--model{said} --config.model.path=a/b?",
+      f"--output_dir{said} --workdir=x?",
+      "'workdir=x': flags begin with two dashes: --workdir=x",
+      f"'dapo'{no} --config=dapo?",
+      f"'evaluate'{no} --stage=evaluate?",
+      f"'my.yaml'{no} --config=my.yaml?",
+      f"'actor_rollout_ref.rollout.n=8'{no} --config.rollout.group_size=8?",
+      f"'data.train_batch_size=64'{no} --config.rollout.batch=64, which counts"
+      " responses (prompts x rollout.group_size)?",
+      "--nonsense: there is no such flag; see --help",
   ]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "names no config; presets are"),
+        ("dapo,grpo", "names several configs"),
+        ("grpo,dapo,vapo:smoke", "names several configs"),
+        ("seed=1", "set by --config.seed=1"),
+        ("rl.steps=3", "set by --config.rl.steps=3"),
+        ("my.yaml", "file of Python, FILE.py: `from rl_reason.configs"),
+        ("my.json", "file of Python, FILE.py"),
+        ("new.toml", "file of Python, FILE.py"),
+        ("my.jsonl", "--config.data.train=my.jsonl"),
+        ("run", "is of a run: leave --config out, and give --workdir=run"),
+        ("run/config.json", "give --workdir=run"),
+        ("empty", "is a directory; name a file.py in it"),
+        ("DAPO", "did you mean dapo? --config=help lists the presets"),
+        ("configs.dapo", "did you mean dapo?"),
+        ("rl_reason.configs.vapo", "did you mean vapo?"),
+        ("Dr-GRPO", "did you mean dr_grpo?"),
+        ("Qwen/Qwen3-8B", "--config.model.path=Qwen/Qwen3-8B"),
+        ("mine", "did you mean mine.py?"),
+        ("qqqq", "presets are abs_kl, "),
+    ],
+)
+def test_what_is_no_config(tmp_path, monkeypatch, path, words):
+  monkeypatch.chdir(tmp_path)
+  for folder in ("run", "empty"):
+    (tmp_path / folder).mkdir()
+  (tmp_path / "run" / "config.json").write_text('{"surrogate.name": "ppo"}')
+  (tmp_path / "my.yaml").write_text("rl:\n  steps: 3\n")
+  (tmp_path / "my.json").write_text('{"rl.steps": 3}')
+  (tmp_path / "my.jsonl").write_text('[{"question": "1+1?"}]')
+  (tmp_path / "mine.py").write_text("")
+  with pytest.raises(errors.ConfigError) as e:
+    checked.checked(path, {})
+  assert str(e.value).startswith(f"--config = {path.removesuffix(':smoke')}: ")
+  assert words in str(e.value) and "\n" not in str(e.value)
+
+
+def test_names_of_other_libraries_lead_to_a_field_of_the_guide():
+  """The rows of docs/coming_from.md."""
+  guide = (ROOT / "docs" / "coming_from.md").read_text()
+  rows = [x.split(" | ") for x in guide.splitlines() if x.startswith("| `")]
+  fields = {}
+  for here, *others in rows:
+    for name in re.findall(r"`([a-z_]\w*(?:\.\w+)*)`", " ".join(others[:2])):
+      found = fields.setdefault(name.rpartition(".")[2], [])
+      found += re.findall(r"`((?:--)?\w[\w.]*)`", here.replace("flag ", ""))
+  asked = {
+      x: config.similar(x, FIELDS)[0].removeprefix("the flag ")
+      for x in fields
+      if x in other_names.OF_OTHERS
+  }
+  assert len(asked) > 60
+  # It saves memory in TRL, and the field that does so here is another one.
+  assert {x for x, y in asked.items() if y not in fields[x]} == {
+      "gradient_accumulation_steps"
+  }
+  lasts = {x.rpartition(".")[2] for x in FIELDS} - {"model"}  # kl.server's
+  assert not lasts & {*other_names.OF_OTHERS}
+  known = {x.removeprefix("the flag ") for x in other_names.OF_OTHERS.values()}
+  assert known - {"--workdir", "--stage"} <= {
+      *FIELDS,
+      *("surrogate.args.clip_low", "surrogate.args.clip_high"),
+      *("surrogate.args.dual_clip", "advantage.args.gamma"),
+      "advantage.args.lam",
+  }
 
 
 # --- single fields -----------------------------------------------------------

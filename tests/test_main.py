@@ -1,9 +1,11 @@
 """The command line: errors are one line; overrides and work directories."""
 
+import ast
 import errno
 import functools
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ import checkpoints
 import pytest
 from conftest import ROOT, child_env
 
+import rl_reason
 from configs import dapo
 from rl_reason import main, run
 from rl_reason.base import config, errors, functions
-from rl_reason.checks import named_code
+from rl_reason.checks import named_code, presets, usage
 from rl_reason.devices import compilation_cache
 
 DAPO = "--config=configs/dapo.py"
@@ -41,7 +44,8 @@ def prepared(*flags):
         ([DAPO, "--config.rollout.group_size=1"], ["use 2 or more"]),
         ([DAPO, "--wrkdir=x"], ["wrkdir"]),
         ([DAPO, "seed=1"], ["seed=1"]),
-        ([], ["--config is missing"]),
+        ([], ["--config is missing", "presets are abs_kl, ", "vapo"]),
+        (["--stage=report"], ["needs the --workdir of a run"]),
         (["--workdir=x", "--config.seed=1"], ["without --config"]),
         (["--stage=evaluate", "--workdir=nowhere"], ["nowhere", "config.json"]),
     ],
@@ -69,6 +73,63 @@ def test_a_mistake_is_one_line_and_exit_code_2():
       "config error: updates.minibatches = 5: must divide the 32 prompts of a"
       " batch: groups stay whole\n"
   )
+
+
+@pytest.mark.parametrize(
+    "words, shown",
+    [
+        (["--help"], ["--workdir", "Stages", "replay", "paper/vapo", "130"]),
+        (["-h"], ["rl_reason --config=dapo:smoke"]),
+        (["help"], ["rl_reason --config=dapo:smoke"]),
+        ([DAPO, "--help"], ["rl_reason --config=dapo:smoke"]),
+        (["--helpfull"], ["rl_reason --config=dapo:smoke"]),
+        (["--version"], [f"rl_reason {rl_reason.__version__}"]),
+        ([DAPO, "--stage=help"], ["size", "the memory that a run needs"]),
+        (["--stage", "help"], ["evaluates checkpoints"]),
+        (["--config=help"], ["DAPO (arXiv:2503.14476) on the built-in task"]),
+    ],
+)
+def test_help(words, shown, capsys):
+  assert main.command(["rl_reason", *words]) == 0
+  out, err = capsys.readouterr()
+  assert not err and all(x in out for x in shown)
+  assert max(map(len, out.splitlines())) <= 90
+
+
+def test_help_knows_every_stage_and_preset():
+  assert list(usage.STAGES) == list(main.STAGES)
+  assert {*usage._OTHER_NAMES.values()} <= {*main.STAGES}
+  assert {*usage._OTHER_NAMES}.isdisjoint(main.STAGES)
+  there = presets.described()
+  assert all(there.values()) and {"dapo", "recipes/gsm8k_0_5b"} <= {*there}
+  assert not {"variants", "paper/size", "ablations/chain"} & {*there}
+
+
+@pytest.mark.parametrize("module", ["rl_reason", "rl_reason.main"])
+def test_the_package_is_a_command(module, tmp_path):
+  done = subprocess.run(
+      [sys.executable, "-m", module, "--help"],
+      cwd=tmp_path,
+      env=child_env(),
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 0 and "--config=dapo" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("version", [(3, 10, 13), (3, 8, 18), (3, 6, 0)])
+def test_an_old_python_is_told_the_version_that_is_needed(version, monkeypatch):
+  """Before pip looks for dependencies, and without an installation."""
+  for file, error in (
+      (ROOT / "setup.py", SystemExit),
+      (ROOT / "rl_reason" / "__init__.py", ImportError),
+  ):
+    old = version[:2] if version >= (3, 7) else (3, 7)
+    ast.parse(file.read_text(), feature_version=old)
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(error, match=r"needs Python 3\.11 or newer.* 3\.\d+: "):
+      runpy.run_path(str(file))
+    monkeypatch.undo()
 
 
 def test_overrides_and_the_work_directory(monkeypatch, capsys):

@@ -14,13 +14,8 @@ import ml_collections
 
 from rl_reason.base import functions, kinds
 from rl_reason.base.errors import ConfigError
-from rl_reason.base.fields import (
-    COUNTED,
-    FIELDS,
-    NAMES_OF_TYPES,
-    OF_OTHERS,
-    RENAMED,
-)
+from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, RENAMED
+from rl_reason.base.other_names import COUNTED, OF_OTHERS
 
 # What a file says about SFT for its own task, and for no other task.
 OF_TASK = (

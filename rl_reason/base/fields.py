@@ -105,41 +105,6 @@ RENAMED = {
     "sft.skill.mixture": "sft.mixture",
     "sft.skill.threshold": "sft.threshold",
 }
-# What other libraries call a field, by its last name.
-OF_OTHERS = {
-    "learning_rate": "optimizer.lr",
-    "lr_scheduler_type": "optimizer.schedule",
-    "max_grad_norm": "optimizer.clip_norm",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_tokens",
-    "max_new_tokens": "rollout.max_tokens",
-    "max_response_length": "rollout.max_tokens",
-    "max_prompt_length": "rollout.max_prompt",
-    "train_batch_size": "rollout.batch",
-    "batch_size": "rollout.batch",
-    "per_device_train_batch_size": "updates.token_budget",
-    "max_steps": "rl.steps",
-    "total_training_steps": "rl.steps",
-    "num_iterations": "updates.epochs",
-    "ppo_epochs": "updates.epochs",
-    "beta": "kl.coef",
-    "kl_loss_coef": "kl.coef",
-    "epsilon": "surrogate.args.clip_low",
-    "epsilon_high": "surrogate.args.clip_high",
-    "reward_funcs": "reward.functions",
-    "model_name_or_path": "model.path",
-    "train_files": "data.train",
-    "val_files": "data.evaluate",
-    "report_to": "log.loggers",
-    "output_dir": "the flag --workdir",
-    "workdir": "the flag --workdir",
-}
-# What the field counts, where the field of the other library counts otherwise.
-COUNTED = {
-    "train_batch_size": "which counts responses (prompts x rollout.group_size)",
-    "per_device_train_batch_size": "which counts tokens and changes no result",
-    "max_steps": "which counts rollouts, not optimizer steps",
-}
 
 
 def field(default, needs: str | tuple[str, ...] = (), **rules) -> Spec:

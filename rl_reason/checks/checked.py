@@ -180,6 +180,11 @@ def _read(
       config.at(c, name)
     except (AttributeError, KeyError, TypeError):
       lacking.append(name)
+  if lacking and "rows" in c:
+    raise ConfigError(
+        f"--config = {path}: is a study of several runs: python -m"
+        f" rl_reason.lab.ablate --config={path}"
+    )
   if lacking:
     more = f" and {len(lacking) - 1} more fields" if lacking[1:] else ""
     raise ConfigError(

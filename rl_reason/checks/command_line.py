@@ -5,6 +5,7 @@ that it names, and the work directory.
 """
 
 import difflib
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,15 +16,18 @@ from absl import flags
 
 from rl_reason.base import config as config_lib, errors, kinds
 from rl_reason.base.fields import FIELDS
+from rl_reason.base.other_names import COUNTED, OF_OTHERS
 from rl_reason.checks import (
     checked,
     file_checks,
     machine_checks,
     phase_rules,
     policies,
+    presets,
     replay_rules,
     run_directory,
     saved_config,
+    usage,
 )
 from rl_reason.checks.rules import Faults
 from rl_reason.configs import base
@@ -48,34 +52,67 @@ def parse(
       _, *rest = known(argv, known_only=True)
       break
     except flags.Error as e:
-      faults.add([errors.one_line(e)])
-      named = re.search(r"flag --(\w+)", str(e))
-      left = [x for x in argv if named and not _is_flag(x, named[1])]
-      if not left or left == argv:
+      named = re.match(r"flag --(\w+)=(.*?): ", str(e), re.DOTALL)
+      name, value = named.groups() if named else ("", "")
+      is_stage = name == "stage"
+      faults.add([usage.no_such_stage(value) if is_stage else _explained(e)])
+      left = _without(argv, name)
+      if left == argv:
         raise errors.ConfigError(*faults.lines) from None
       argv = left  # the other flags are checked, too
-  for word in rest:
-    faults.add([_not_understood(word, known)])
+  for before, word in itertools.pairwise(["", *rest]):
+    if not (_wants_value(before) and word[:1] != "-"):
+      faults.add([_not_understood(word, known)])
   return given, faults
 
 
-def _is_flag(word: str, name: str) -> bool:
-  return word.lstrip("-").partition("=")[0] == name
+def _explained(e: flags.Error) -> str:
+  text = errors.one_line(e)
+  return text[:1].lower() + text[1:]
+
+
+def _without(argv: list[str], name: str) -> list[str]:
+  """The arguments without a flag and its value."""
+  left, words = [], iter(argv)
+  for word in words:
+    if not (word[:1] == "-" and word.lstrip("-").partition("=")[0] == name):
+      left.append(word)
+    elif "=" not in word:
+      next(words, None)
+  return left
+
+
+def _wants_value(word: str) -> bool:
+  """Whether the next word may be the value of this flag, as in '--lr 1e-6'."""
+  return word[:1] == "-" and "=" not in word
 
 
 def _not_understood(word: str, known: flags.FlagValues) -> str:
   """What to write instead of a word that is no flag."""
   name, mark, value = word.lstrip("-").partition("=")
   base.get_config()
-  if name in FIELDS or "." in name:
-    return f"{word!r}: fields look like --config.{name}{mark}{value}"
-  if word[0] != "-":
-    return f"{word!r}: not understood; overrides look like --config.seed=1"
   own = [x for x in known if known[x].name == x]
-  near = difflib.get_close_matches(name, own, 1)
-  fields = config_lib.similar(name, FIELDS)
-  hint = f"--{near[0]}" if near else f"--config.{fields[0]}" if fields else ""
-  hint = f"did you mean {hint}?" if hint else "see --help"
+  if word[:1] != "-" and name in own and mark:
+    return f"{word!r}: flags begin with two dashes: --{word}"
+  if word[:1] != "-" and (meant := usage.meant_by(word)):
+    return f"{word!r}: not understood; did you mean {meant}?"
+  if name in FIELDS:
+    return f"{word!r}: fields look like --config.{name}{mark}{value}"
+  found = config_lib.similar(name, FIELDS)
+  exact = {x.rpartition(".")[2] for x in FIELDS} | {*OF_OTHERS}
+  if name.rpartition(".")[2] not in exact:
+    near = difflib.get_close_matches(name, own, 1)
+    found = [f"the flag --{near[0]}"] if near else found
+  if not found and (word[:1] != "-" or "." in name):
+    return f"{word!r}: not understood; fields look like --config.seed=1"
+  hint = "see --help"
+  if found:
+    first, of_flag = found[0], found[0].partition("the flag ")[2]
+    counts = COUNTED.get(name.rpartition(".")[2])
+    hint = f"did you mean {of_flag or f'--config.{first}'}{mark}{value}"
+    hint += f", {counts}?" if counts else "?"
+  if word[:1] != "-":
+    return f"{word!r}: not understood; {hint}"
   return f"--{name}: there is no such flag; {hint}"
 
 
@@ -133,7 +170,10 @@ def prepare(
     with faults.caught():
       if workdir is None:
         raise errors.ConfigError(
-            "--config is missing; for instance --config=configs/dapo.py"
+            f"--stage = {stage}: needs the --workdir of a run, or a --config"
+            if stage in (*saved_config.OVERRIDES, "report")
+            else "--config is missing; for instance --config=dapo; "
+            + presets.listed()
         )
       directory = pathlib.Path(workdir)
       if stage == "evaluate":

@@ -1,6 +1,5 @@
 """Files of configs: presets, and the smoke run of any config."""
 
-import importlib
 import pathlib
 import runpy
 
@@ -9,17 +8,9 @@ import ml_collections
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, did_you_mean
-from rl_reason.checks import facts
+from rl_reason.checks import facts, presets
 
-# The folder of the presets, in a clone or installed.
-PRESETS = pathlib.Path(
-    next(iter(importlib.import_module("rl_reason.configs").__path__))
-)
-# The beginning of a config of one's own.
-EXAMPLE = (
-    "`from rl_reason.configs import dapo`, then `def get_config(): c ="
-    " dapo.get_config(); ...; return c`"
-)
+PRESETS, EXAMPLE = presets.FOLDER, presets.EXAMPLE
 
 
 def find_file(path: str) -> tuple[pathlib.Path, str]:
@@ -33,21 +24,17 @@ def find_file(path: str) -> tuple[pathlib.Path, str]:
     ConfigError: there is no such file, and no preset of this name.
   """
   file = pathlib.Path(home(path))
+  if why := presets.explained(home(path)):
+    raise ConfigError(f"--config = {path}: {why}")
   if file.is_file():
     return file, ""
-  if file.is_dir():
-    raise ConfigError(f"{path}: is a directory; name a file.py in it")
   name = path.removeprefix("configs/").removesuffix(".py")
   preset = PRESETS / f"{name}.py"
   if preset.is_file() and not file.is_absolute() and ".." not in file.parts:
     return preset, f"--config = {path}: not a file here; uses {preset}"
-  known = [
-      str(x.relative_to(PRESETS).with_suffix("")) for x in PRESETS.rglob("*.py")
-  ]
-  known += [str(x) for x in pathlib.Path().glob("*.py")]
   raise ConfigError(
-      f"{path}: there is no such file in {pathlib.Path.cwd()}, and no preset"
-      f" of this name{did_you_mean(name, known)}"
+      f"--config = {path}: there is no such file in {pathlib.Path.cwd()}, and"
+      f" no preset of this name{presets.unknown(path)}"
   )
 
 
