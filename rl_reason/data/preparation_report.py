@@ -10,6 +10,7 @@ from rl_reason.data.screening import Fault
 
 SAMPLES = 3  # examples of dropped rows for each reason
 SHOWN = 600  # characters of a prompt on the screen
+SHARED = 120  # characters of words that questions share
 
 
 def _counter():
@@ -35,6 +36,8 @@ class Tally:
   dropped: dict[str, int] = _counter()  # reason -> rows
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
   longest: dict[str, int] = _counter()  # reason -> tokens of the longest text
+  # Words that questions share and that are not compared -> questions.
+  shared: dict[str, int] = _counter()
   undemonstrated: dict[str, int] = _counter()  # reason -> rows kept without one
   lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
   difficulties: dict[int, int] = _counter()  # difficulty -> rows
@@ -55,26 +58,26 @@ class Tally:
   def corrupt(self) -> int:
     """Number of rows that were dropped because they are corrupt."""
     return sum(
-        count
-        for reason, count in self.dropped.items()
-        if reason.startswith(screening.CORRUPT)
+      count
+      for reason, count in self.dropped.items()
+      if reason.startswith(screening.CORRUPT)
     )
 
   @property
   def reasons(self) -> str:
     """Why rows were dropped, with an example of each reason."""
     return "; ".join(
-        f"{n} rows: {reason}, as in {self.samples[reason][0]}"
-        for reason, n in self.dropped.items()
+      f"{n} rows: {reason}, as in {self.samples[reason][0]}"
+      for reason, n in self.dropped.items()
     )
 
   def none_left(self) -> str:
     """The error of a source of which no row is kept."""
     remedy = shared_words(self.dropped, self.read)
     return (
-        f"data.{self.use}: no row of {self.source} is left"
-        f" ({self.reasons or 'it is empty'});"
-        f" {remedy or 'correct it or leave it out'}"
+      f"data.{self.use}: no row of {self.source} is left"
+      f" ({self.reasons or 'it is empty'});"
+      f" {remedy or 'correct it or leave it out'}"
     )
 
   def keep(self, row: dict) -> None:
@@ -110,12 +113,12 @@ def check_held_out(sources: list[dict], max_prompt: int) -> None:
     count, tokens = long_prompts(tally)
     if tally["use"] == "evaluate" and count:
       raise DataError(
-          f"data.evaluate: {count:,} of {tally['read']:,} prompts of"
-          f" {tally['source']} are longer than rollout.max_prompt ="
-          f" {max_prompt}, and a score without them is no score of the set:"
-          f" raise rollout.max_prompt to {tokens}, or set"
-          " evaluate.long_prompts = 'drop', which evaluates the others as"
-          f" {without('SET', count)}"
+        f"data.evaluate: {count:,} of {tally['read']:,} prompts of"
+        f" {tally['source']} are longer than rollout.max_prompt ="
+        f" {max_prompt}, and a score without them is no score of the set:"
+        f" raise rollout.max_prompt to {tokens}, or set"
+        " evaluate.long_prompts = 'drop', which evaluates the others as"
+        f" {without('SET', count)}"
       )
 
 
@@ -125,9 +128,10 @@ def shared_words(dropped: dict[str, int], read: int) -> str:
   if 2 * sum(dropped[x] for x in reasons) <= read:
     return ""
   return (
-      "if all questions contain the same instruction, move the instruction into"
-      " data.template or data.system, whose words are not compared, or set"
-      " data.ngram above its number of words"
+    "if all questions contain the same instruction, which few questions of"
+    " the evaluation set have, move the instruction into data.template or"
+    " data.system, whose words are not compared, or set data.ngram above its"
+    " number of words"
   )
 
 
@@ -153,6 +157,14 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       if longest := t["longest"].get(reason):
         example = f"the longest has {longest:,} tokens"
       out.append(f"{count:,} {rows} dropped: {reason} ({example})")
+    if shared := t.get("shared"):
+      words, count = next(iter(shared.items()))
+      more = f" and {len(shared) - 1} other texts" * (len(shared) > 1)
+      out.append(
+        f"{count:,} {rows} share {' '.join(words.split())[:SHARED]!r}{more},"
+        " which data.ngram does not compare: words of many questions of an"
+        " evaluation set, such as an instruction, are no contamination"
+      )
     if remedy := shared_words(t["dropped"], t["read"]):
       out.append(f"warning: most rows of {t['source']} are dropped: {remedy}")
     if t["use"] == "train" and (prompt := t.get("first")):
@@ -160,21 +172,21 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       out.append(f"the first prompt, as the model reads it: {shown!r}")
     if t["use"] != "train" and (failing := t.get("failing")):
       out.append(
-          f"warning: the verifier rejects {len(failing)} of the first"
-          f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
-          " correct these rows or leave them out, or name another verifier in"
-          " data.kind"
+        f"warning: the verifier rejects {len(failing)} of the first"
+        f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
+        " correct these rows or leave them out, or name another verifier in"
+        " data.kind"
       )
     if count := t.get("failed", 0):
       out.append(
-          f"warning: the verifier failed on {count:,} programs of"
-          f" {t['source']}, which therefore count as correct: it has no sandbox"
-          " on this machine, or they take longer than reward.seconds"
+        f"warning: the verifier failed on {count:,} programs of"
+        f" {t['source']}, which therefore count as correct: it has no sandbox"
+        " on this machine, or they take longer than reward.seconds"
       )
     if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
       out.append(
-          f"{count:,} programs of {t['source']} were not run against their"
-          " tests, and SFT imitates them: data.programs = 0 runs all"
+        f"{count:,} programs of {t['source']} were not run against their"
+        " tests, and SFT imitates them: data.programs = 0 runs all"
       )
     for reason, count in t["undemonstrated"].items():
       # A verifier that does not read the format of responses fails RL as well.
@@ -199,10 +211,10 @@ def markdown(tallies: list[Tally]) -> str:
       prompt = t.first.replace("\n", "\n    ")
       lines += [f"The first prompt, as the model reads it:\n\n    {prompt}", ""]
     for title, counts in (
-        ("Rows by tokens of the prompt, up to", t.lengths),
-        ("Rows by difficulty", t.difficulties),
-        ("Rows by subject", t.subjects),
-        ("Rows by measured pass rate", t.pass_rates),
+      ("Rows by tokens of the prompt, up to", t.lengths),
+      ("Rows by difficulty", t.difficulties),
+      ("Rows by subject", t.subjects),
+      ("Rows by measured pass rate", t.pass_rates),
     ):
       table = ", ".join(f"{k}: {n}" for k, n in sorted(counts.items()))
       lines += [f"{title}: {table or 'none'}", ""]
@@ -210,8 +222,11 @@ def markdown(tallies: list[Tally]) -> str:
       lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
     lines += [
-        f"- The verifier rejects the solution of {place}."
-        for place in t.failing
+      f"- The verifier rejects the solution of {place}." for place in t.failing
+    ]
+    lines += [
+      f"- Not compared with training rows, in {n} questions: `{words}`."
+      for words, n in t.shared.items()
     ]
     for reason, count in t.undemonstrated.items():
       lines += [f"- No demonstration in {count} rows that are kept: {reason}."]

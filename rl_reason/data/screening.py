@@ -1,7 +1,18 @@
-"""Screening of examples: duplicates, contamination, reference answers."""
+"""Screening of examples: duplicates, contamination, reference answers.
 
+Questions of training rows are compared with those of evaluation sets by their
+n-grams of words (GPT-3, arXiv:2005.14165, appendix C). Words that many
+questions of an evaluation set share do not tell its questions apart: an
+instruction, the examples of a few-shot prompt, "where m and n are relatively
+prime positive integers". They are no contamination, and are left out before
+n-grams are made. Only the evaluation sets decide which words these are: a test
+question that every training row contains stays contamination.
+"""
+
+import collections
 import concurrent.futures
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +39,13 @@ class Fault(NamedTuple):
 
 DUPLICATE = "the row is a duplicate; data.deduplicate = False keeps them"
 NO_ANSWER = (
-    "there is neither an answer nor a response; data.kind = 'none' keeps rows"
-    " that need no reference answer"
+  "there is neither an answer nor a response; data.kind = 'none' keeps rows"
+  " that need no reference answer"
 )
 UNMEASURED = (
-    "the row has no pass rate, which data.pass_rate compares: --stage=generate"
-    " with generate.keep = 'prompts' measures it, or data.columns names its"
-    " column"
+  "the row has no pass rate, which data.pass_rate compares: --stage=generate"
+  " with generate.keep = 'prompts' measures it, or data.columns names its"
+  " column"
 )
 MALFORMED = "the row is malformed"
 EMPTY = "the question is empty"
@@ -46,12 +57,12 @@ SAME_WORDS = "the question has the same words as one of an evaluation set"
 SHARED_WORDS = "the question shares data.ngram"
 CONTRADICTION = "another row has the same question and another answer"
 INCORRECT = (
-    "the verifier rejects the response, so that SFT does not imitate it and RL"
-    " would punish it; data.kind = 'none' imitates all"
+  "the verifier rejects the response, so that SFT does not imitate it and RL"
+  " would punish it; data.kind = 'none' imitates all"
 )
 FAILING = (
-    "the program fails the tests of the row, so that SFT does not imitate it"
-    " and RL would punish it; correct the program or the tests"
+  "the program fails the tests of the row, so that SFT does not imitate it"
+  " and RL would punish it; correct the program or the tests"
 )
 
 
@@ -63,8 +74,8 @@ def _normalize(text: str) -> str:
 # LaTeX that changes only the appearance of a formula.
 _FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])(\d?)")
 _LOOKS = re.compile(
-    r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
-    r"|\\[,!;: ]"
+  r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
+  r"|\\[,!;: ]"
 )
 
 
@@ -74,10 +85,108 @@ def _plain(question: str) -> str:
   return re.sub(r"(?<=\d),(?=\d{3})", "", text)  # 1,000
 
 
-def _sequence(example: Example) -> str:
-  """The words and operators of a prompt, without punctuation."""
-  found = re.findall(r"\w+|[^\w\s]", _plain("\0".join(_asked(example))))
-  return " ".join(x for x in found if x not in "\\{}$.,;:?'\"`")
+def _tokens(text: str) -> list[str]:
+  """The words, and the characters between them."""
+  return re.findall(r"\w+|[^\w\s]", _plain(text))
+
+
+def _sequence(tokens: list[str]) -> str:
+  """Words and operators, without punctuation."""
+  return " ".join(x for x in tokens if x not in "\\{}$.,;:?'\"`")
+
+
+def _words(tokens: list[str]) -> list[int]:
+  """The places of the words among the tokens."""
+  return [n for n, x in enumerate(tokens) if x[0].isalnum() or x[0] == "_"]
+
+
+def _ngrams(words: list[str], size: int) -> Iterator[str]:
+  for start in range(len(words) - size + 1 if size else 0):
+    yield " ".join(words[start : start + size])
+
+
+# Words that questions share are looked for in runs of RUN words or more. Fewer
+# are phrases of the language ("how much money does", in 30 questions of GSM8K).
+RUN = 5
+# ... and are in one question of 20: in the test sets of GSM8K, MATH, SVAMP and
+# OlympiadBench these are at most 1% of all words.
+SHARE = 20
+EDGE = 0.9  # questions that "Question:" begins, or "Answer:" ends
+SHORTEST = 4  # words and operators of its own that identify a short question
+
+
+def _spans(marks: list[bool]) -> Iterator[tuple[int, int]]:
+  """First and last place of each run of marked places."""
+  places = [n for n, x in enumerate(marks) if x]
+  for _, run in itertools.groupby(enumerate(places), lambda x: x[1] - x[0]):
+    found = [place for _, place in run]
+    yield found[0], found[-1]
+
+
+class _Shared:
+  """Words that many questions of an evaluation set share.
+
+  Args:
+    size: words of the shortest run that counts; 0: nothing is shared.
+  """
+
+  def __init__(self, size: int):
+    self._size = size
+    self._runs: set[str] = set()
+    self._edges: list[tuple[slice, list[str]]] = []  # fewer words than a run
+
+  def learn(self, questions: list[str]) -> dict[str, int]:
+    """Adds the words that these questions of one set share.
+
+    Returns:
+      runs of such words -> the number of distinct questions that have them.
+    """
+    distinct = [*dict.fromkeys(map(_plain, questions))]
+    # All of two or three questions; one question shares nothing.
+    least = max(2, min(len(distinct), 3), -(-len(distinct) // SHARE))
+    tokens = [_tokens(x) for x in distinct]
+    words = [[x[n] for n in _words(x)] for x in tokens]
+    counts = collections.Counter(
+      run for x in words for run in {*_ngrams(x, self._size)}
+    )
+    self._runs |= {run for run, count in counts.items() if count >= least}
+    if len(words) > 1:
+      edges = [slice(n) for n in range(1, self._size)]
+      edges += [slice(-n, None) for n in range(1, self._size)]
+      for edge in edges:
+        texts = collections.Counter(tuple(x[edge]) for x in words)
+        [(text, count)] = texts.most_common(1)
+        if count >= EDGE * len(words):
+          self._edges.append((edge, [*text]))
+    spans: collections.Counter[str] = collections.Counter()
+    for x in words:
+      found = _spans(self._marks(x))
+      spans.update({" ".join(x[first : last + 1]) for first, last in found})
+    return {run: n for run, n in spans.most_common() if n >= least}
+
+  def _marks(self, words: list[str]) -> list[bool]:
+    """Whether each word is in a run that is shared."""
+    marks = [False] * len(words)
+    for start, run in enumerate(_ngrams(words, self._size)):
+      if run in self._runs:
+        marks[start : start + self._size] = [True] * self._size
+    for edge, text in self._edges:
+      if words[edge] == text:
+        marks[edge] = [True] * len(text)
+    return marks
+
+  def removed(self, tokens: list[str]) -> list[str]:
+    """The tokens without shared words, and without what encloses them."""
+    if not self._runs:
+      return tokens
+    places, out = _words(tokens), [*tokens]
+    marks = self._marks([tokens[n] for n in places])
+    for first, last in reversed([*_spans(marks)]):
+      # At the end and at the start of a question only characters are left.
+      end = last + 1 == len(places)
+      stop = len(tokens) if end else places[last] + 1
+      del out[places[first] if first else 0 : stop]
+    return out
 
 
 def _digest(*texts: str) -> str:
@@ -105,8 +214,8 @@ def _asked(example: Example) -> list[str]:
 
 # Reasons that count as corruption, not as a choice of the config.
 CORRUPT = (
-    *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
-    *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
+  *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
+  *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
 )
 
 
@@ -129,7 +238,7 @@ class ReferenceChecker:
     checked = filter(self.checks, examples)
     answers = list(dict.fromkeys((x.kind, x.answer) for x in checked))
     futures = self._pool.submit(
-        (verifiers.path(kind), "usable", answer) for kind, answer in answers
+      (verifiers.path(kind), "usable", answer) for kind, answer in answers
     )
     self._pending = dict(zip(answers, futures, strict=True))
 
@@ -143,7 +252,7 @@ class ReferenceChecker:
       return None
     pending = self._pending[example.kind, example.answer]
     return self._fault(
-        pending, Fault(UNVERIFIABLE, example.answer), example.answer
+      pending, Fault(UNVERIFIABLE, example.answer), example.answer
     )
 
   def judge(self, example: Example, text: str) -> concurrent.futures.Future:
@@ -175,7 +284,7 @@ class ReferenceChecker:
       return None if out.value else fault
     verb = "takes too long" if out.failure == "time" else "fails"
     return Fault(
-        f"verifying the reference answer {verb}", f"{out.failure}: {text}"
+      f"verifying the reference answer {verb}", f"{out.failure}: {text}"
     )
 
 
@@ -201,21 +310,49 @@ class Screen:
     self._questions: dict[str, str] = {}
     self._sequences: dict[str, str] = {}
     self._ngrams: dict[str, str] = {}
+    # Set -> its prompts (place, all turns, question), until they are compared.
+    self._asked: dict[str, list[tuple[str, str, str]]] = {}
+    self._shared = _Shared(min(RUN, data.ngram))
 
   def _ngrams_of(self, question: str) -> Iterator[str]:
-    size = self._data.ngram
-    words = re.findall(r"\w+", _plain(question)) if size else []
-    for start in range(len(words) - size + 1 if size else 0):
-      yield " ".join(words[start : start + size])
+    tokens = self._shared.removed(_tokens(question))
+    words = [tokens[n] for n in _words(tokens)]
+    return _ngrams(words, self._data.ngram)
+
+  def _sequences_of(self, asked: str) -> Iterator[str]:
+    """All words of a prompt, and its own words if they can identify it."""
+    tokens = _tokens(asked)
+    yield _sequence(tokens)
+    own = _sequence([x for x in self._shared.removed(tokens) if x != "\0"])
+    if own.count(" ") >= SHORTEST - 1:
+      yield own
 
   def add_evaluation(self, example: Example) -> None:
     """Remembers an evaluation example, even if it is dropped later."""
     place = f"{example.source} {example.where}"
     self._questions.setdefault(_digest(*_asked(example)), place)
-    for ngram in self._ngrams_of(example.question):
-      self._ngrams.setdefault(ngram, place)
-    if self._data.ngram and (words := _sequence(example)):
-      self._sequences.setdefault(words, place)
+    if self._data.ngram:
+      asked = place, "\0".join(_asked(example)), example.question
+      self._asked.setdefault(example.source, []).append(asked)
+
+  def end_evaluation(self) -> dict[str, dict[str, int]]:
+    """Makes training examples comparable with all evaluation examples.
+
+    Returns:
+      set -> the runs of words that are not compared, since many of its
+      questions share them -> the number of these questions.
+    """
+    shared = {
+      source: self._shared.learn([asked for _, asked, _ in prompts])
+      for source, prompts in self._asked.items()
+    }
+    for place, asked, question in itertools.chain(*self._asked.values()):
+      for ngram in self._ngrams_of(question):
+        self._ngrams.setdefault(ngram, place)
+      for words in filter(None, self._sequences_of(asked)):
+        self._sequences.setdefault(words, place)
+    self._asked.clear()
+    return shared
 
   def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
@@ -272,20 +409,21 @@ class Screen:
     place = self._questions.get(_digest(*_asked(example)))
     if place and not d.ngram:
       raise DataError(
-          f"data.train: {example.source} {example.where} is also {place}, an"
-          " evaluation row: set data.ngram = 13 to drop such rows, or"
-          " data.allow_benchmarks = True to train on them"
+        f"data.train: {example.source} {example.where} is also {place}, an"
+        " evaluation row: set data.ngram = 13 to drop such rows, or"
+        " data.allow_benchmarks = True to train on them"
       )
     if place:
       text = f"{place}: {example.question}"
       return Fault("the question is in an evaluation set", text)
     # The whole question as well: it may have too few words for an n-gram.
-    if place := self._sequences.get(_sequence(example)):
-      return Fault(SAME_WORDS, f"{place}: {example.question}")
+    for words in self._sequences_of("\0".join(_asked(example))):
+      if place := self._sequences.get(words):
+        return Fault(SAME_WORDS, f"{place}: {example.question}")
     for ngram in self._ngrams_of(example.question):
       if ngram in self._ngrams:
         return Fault(
-            f"{SHARED_WORDS} = {d.ngram} words with one of an evaluation set",
-            f"{self._ngrams[ngram]}: {ngram}",
+          f"{SHARED_WORDS} = {d.ngram} words with one of an evaluation set",
+          f"{self._ngrams[ngram]}: {ngram}",
         )
     return None

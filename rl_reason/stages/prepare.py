@@ -45,7 +45,7 @@ from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
 from rl_reason.verifiers import workers
 
-FORMAT = 5  # of the files; a preparation of another format is made anew
+FORMAT = 6  # of the files; a preparation of another format is made anew
 TRIED = 32  # programs of a source that SFT does not imitate
 AHEAD = 64  # rows whose reference answers are verified at a time
 
@@ -176,6 +176,12 @@ class _Preparation:
       return self._data.programs
     return None if use == "train" and self._imitates else TRIED
 
+  def end_evaluation(self, tallies: list[Tally], parts: list) -> None:
+    """Compares what is written from now on with the evaluation sets."""
+    shared = self._screen.end_evaluation()
+    for tally, (source, _) in zip(tallies, parts, strict=True):
+      tally.shared = shared.get(source.name or source.place, {})
+
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
     with _writer(self._out / f"{tally.file}.all") as write:
@@ -287,6 +293,8 @@ def _write(
         file = f"{use}-{index}.array_record"
         tallies.append(Tally(source.text, use, file))
         work.write(tallies[-1], source)
+      if use == "evaluate":
+        work.end_evaluation(tallies, parts[use])
     for_validation = [chosen for x in tallies for chosen in work.finish(x)]
   for tally in tallies:
     # What was dropped tells a wrong format from damage: both errors show it.
