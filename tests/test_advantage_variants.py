@@ -244,6 +244,23 @@ def test_every_variant_has_numbers_by_hand():
   assert {x[0] for x in BY_HAND} | {"gdpo"} == public(advantage_variants)
 
 
+def test_a_part_without_a_score_is_not_in_its_statistics():
+  """The second part is of two responses; the third has no part at all."""
+  nan = jnp.nan
+  parts = {
+      "a": (jnp.array([1.0, 0, nan, 1]), 1.0),
+      "b": (jnp.array([nan, 4.0, nan, 2]), 1.0),
+  }
+  zeros_B = jnp.zeros(4)
+  got_B, metrics = advantage_variants.gdpo(
+      zeros_B, zeros_B.astype(int), jnp.ones(4, bool), parts, eps=0.0
+  )
+  third = 3**-0.5
+  want_B = [third, -2 * third + HALF, 0, third - HALF]
+  np.testing.assert_allclose(got_B, want_B, rtol=1e-5)
+  assert metrics["reward/b/mean"] == 3
+
+
 @DTYPES
 def test_gdpo_by_hand(dtype):
   """Parts of deviations +-1/2 and +-5: both normalise to +-sqrt(1/2).

@@ -6,7 +6,7 @@ import pytest
 
 from configs import base
 from rl_reason.algorithms import credit as credit_lib
-from rl_reason.base.structs import Experience, Rollouts
+from rl_reason.base.structs import NO_SCORE, Experience, Rollouts
 from rl_reason.collect import dynamic_sampling
 from rl_reason.stages import build_step
 
@@ -215,9 +215,42 @@ def test_no_signal_at_all(surplus):
   assert surplus is None or (surplus.age_B == -1).all()
 
 
+def with_scores(found: Experience, *scores_EB) -> Experience:
+  scores_EB = tuple(np.array(x, np.float32) for x in scores_EB)
+  return found.replace(scores_EB=scores_EB)
+
+
+def test_responses_that_leave_the_loss_say_nothing_of_their_group():
+  """A function failed on one of two; None of one function changes nothing."""
+  nan, none = np.nan, NO_SCORE
+  found = with_scores(
+      rows(0, (1, 0), (1, 0), (1, 0), (1, 0)),
+      [1, nan, 1, none, none, none, 1, 1],
+      [1, 1, none, 1, 1, 1, 1, nan],
+  )
+  for signal in ("partly_correct", "finished_partly_correct"):
+    signal_N = getattr(dynamic_sampling, signal)(found)
+    assert signal_N.tolist() == [False, True, True, False]
+
+
+def test_groups_without_a_verdict_are_in_no_mean():
+  found = rows(0, (1, 1), (-1, -1), (1, 0))
+  _, _, metrics, _ = collect(found, enabled=False, shortfall="pad")
+  assert metrics["train/accuracy"] == 3 / 4
+  assert metrics["train/all_correct"] == 1 / 2
+  assert metrics["train/all_incorrect"] == 0
+  *_, metrics, _ = collect(
+      rows(0, (-1, -1), (-1, -1)), max_rounds=1, shortfall="pad"
+  )
+  assert "train/accuracy" not in metrics
+  with pytest.raises(dynamic_sampling.Shortfall, match="no group has a verdic"):
+    collect(rows(0, (-1, -1)), max_rounds=1)
+
+
 def test_responses_whose_verifier_failed_say_nothing_of_their_group():
   found = rows(0, (1, -1), (0, -1), (-1, -1), (1, 0))
-  assert dynamic_sampling.accuracy(found).tolist() == [1, 0, 0, 0.5]
+  accuracy_N = dynamic_sampling.accuracy(found)
+  np.testing.assert_array_equal(accuracy_N, [1, 0, np.nan, 0.5])
   signal_N = dynamic_sampling.partly_correct(found)
   assert signal_N.tolist() == [False, False, False, True]
   assert (

@@ -20,7 +20,7 @@ from rl_reason.evaluation import (
     side_by_side,
     statistics,
 )
-from rl_reason.report import calibration, page
+from rl_reason.report import calibration, page, scores
 from rl_reason.stages import evaluate, interim
 from rl_reason.stages.output import Output
 from rl_reason.tasks import Row, arithmetic
@@ -424,14 +424,56 @@ def test_more_samples_of_the_same_prompts_are_no_more_prompts():
   assert cells == [f"50.0% +- {100 * half:.1f}"] * 2
 
 
+@pytest.mark.parametrize("unknown, measured", [(0, 1), (1, 1), (2, 0), (18, 0)])
+def test_a_verifier_that_is_down_measures_nothing(unknown, measured):
+  """18 responses; a tenth may fail, and counts as incorrect."""
+  sets = [two_samples("validation"), two_samples("other")]
+  sets[0] = sets[0]._replace(
+      unknown=unknown, lengths_NG=np.ones((3, 6)), truncated_NG=np.ones((3, 6))
+  )
+  found = accuracy.summarize_sets(
+      sets, {"validation", "other"}, lambda text, row: text, score_of=2
+  )
+  assert (accuracy.SCORE in found) == measured
+  assert ("val-core/validation/acc/mean@2" in found) == measured
+  assert "val-core/other/acc/mean@2" in found
+  assert "validation" not in scores.by_set(found) or measured
+  set_table.as_text(found, sets)
+
+
+def test_an_evaluation_that_measured_nothing_has_no_score(tmp_path):
+  sets = [two_samples()._replace(unknown=9)]
+  found = accuracy.summarize_sets(
+      sets, {"sums"}, lambda text, row: text, score_of=2
+  )
+  score, said = interim_run(tmp_path, found, sets)
+  assert score is None
+  [failed, chooses] = [x for x in said if "warning" in x]
+  assert "sums has no score: the verifier failed on 9 of 9" in failed
+  assert "at step 0 chooses no checkpoint" in chooses
+
+
 def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
   """Scores 0 and 1, 2 and 3, 4 and 5: the means are 0.5, 2.5 and 4.5."""
   judged = dict(judge=np.array([[0, 1, 9], [2, 3, 9], [4, 5, 9]]))
-  sets, said = [two_samples()._replace(terms_NG=judged)], []
+  sets = [two_samples()._replace(terms_NG=judged)]
   found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, score_of=2
   )
   assert found[accuracy.SCORE] == 0.5
+  score, said = interim_run(tmp_path, found, sets)
+  assert score == 0.5
+  [bins] = calibration.read(tmp_path)["0"].values()
+  assert sum(prompts for prompts, *_ in bins) == len(ROWS)
+  assert said[0].startswith("held-out accuracy at step 0: 50.0%")
+  assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
+  assert "held-out prompts choose the best checkpoint" in said[2]
+  assert "failed 2 times in this evaluation" in said[3]
+
+
+def interim_run(tmp_path, found, sets):
+  """The score of an evaluation during a run, and what it says."""
+  said: list[str] = []
   c = importlib.import_module("configs.base").arithmetic()
   c.evaluate.mean_of = 2
   do_nothing = lambda *_: None  # noqa: E731
@@ -449,13 +491,7 @@ def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
       counters=dict(tokens=0, flops=0.0),
   )
   answer = lambda text, row: text  # noqa: E731
-  assert interim.run(c, evaluate, output, None, answer, None, state) == 0.5
-  [bins] = calibration.read(tmp_path)["0"].values()
-  assert sum(prompts for prompts, *_ in bins) == len(ROWS)
-  assert said[0].startswith("held-out accuracy at step 0: 50.0%")
-  assert said[1] == "held-out mean of reward functions: judge 2.5 +- 2.3"
-  assert "held-out prompts choose the best checkpoint" in said[2]
-  assert "failed 2 times in this evaluation" in said[3]
+  return interim.run(c, evaluate, output, None, answer, None, state), said
 
 
 def test_checkpoints_of_one_command(tmp_path, monkeypatch):

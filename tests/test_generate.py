@@ -36,6 +36,12 @@ def test_what_is_kept_of_a_group():
   assert {x["answer"] for x in sample_selection.majority(wrong)} == {"8"}
   assert sample_selection.majority(GROUP[:3] + GROUP[-1:]) == []  # two of four
   assert sample_selection.NAMES["prompts"](GROUP) == [{}]
+  lost = [x._replace(correct=None) for x in GROUP]
+  lost[2] = lost[2]._replace(reward=None)  # not measured
+  assert texts("best", lost) == ["b"] and texts("best", lost[2:3]) == []
+  (pair,) = sample_selection.pairs(lost[:3])
+  assert (pair["chosen"], pair["rejected"]) == ("b", "a")
+  assert sample_selection.pairs(lost[2:3]) == []
   nothing = [x._replace(correct=None, reward=0.0) for x in GROUP]
   assert texts("best", nothing) == ["a"]  # no verifier: by reward alone
 

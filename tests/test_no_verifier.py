@@ -19,7 +19,7 @@ from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy, results, set_table
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
-from rl_reason.stages import build_step, sft
+from rl_reason.stages import build_step, evaluate, sft
 from rl_reason.tasks import Row, files, reward_terms
 
 TASK = """
@@ -176,12 +176,56 @@ def no_sums(response, row):
   return 1 / ("+" not in response.text)
 
 
-def test_failures_in_an_evaluation_count_as_0_and_are_counted():
+def none_of_sums(completions, **columns):
+  return [None if "+" in x else 3.0 for x in completions]
+
+
+def none(completions, **columns):
+  return [None] * len(completions)
+
+
+def down(completions, **columns):
+  raise ConnectionError("the judge is down")
+
+
+NAN = np.nan
+
+
+@pytest.mark.parametrize(
+    "functions, wanted, unknown",
+    [
+        (["no_sums*1"], [[1, NAN], [1, 1]], 1),
+        (["none_of_sums*1"], [[3, NAN], [3, 3]], 0),
+        (["none_of_sums*1", "none*1"], [[3, NAN], [3, 3]], 0),
+        (["none_of_sums*1", "no_sums*1"], [[4, NAN], [4, 4]], 1),
+        (["none*1"], [[NAN, NAN], [NAN, NAN]], 0),
+        (["none_of_sums*1", "down*-1"], [[NAN, NAN], [NAN, NAN]], 4),
+    ],
+)
+def test_what_nothing_scored_is_in_no_mean(functions, wanted, unknown):
   """One response of four is a sum."""
   rows = [Row(f"{n}+1", "", kind="none") for n in (1, 2)]
-  responses = responses_to(rows, f"{__name__}:no_sums*1", proved=True)
-  assert responses.rewards_NG.tolist() == [[1, 0], [1, 1]]
-  assert responses.failures == 1
+  terms = ",".join(f"{__name__}:{x}" for x in functions)
+  responses = responses_to(rows, terms, proved=True)
+  np.testing.assert_array_equal(responses.rewards_NG, wanted)
+  assert responses.unknown == unknown
+  measured = unknown == 0 and functions != ["none*1"]
+  assert responses.measured == measured
+  values = accuracy.summarize_sets(
+      [responses], ("free",), lambda text, row: "", score_of=8
+  )
+  # What was not measured does not compete.
+  assert (accuracy.SCORE in values) == measured
+  assert ("val-core/free/reward/mean@1" in values) == measured
+  if measured:
+    assert values[accuracy.SCORE] == values["val-core/free/reward/greedy"] == 3
+  else:
+    assert values["val-aux/free/not_measured"] == unknown
+    line, *_ = accuracy.lines_of_prompts(responses, lambda text, row: "")
+    assert line["scores"]["mean@1"] is None
+    assert not accuracy.levels(responses)
+    text = evaluate.not_measured(responses)
+    assert ("None for all 4" if not unknown else "failed on") in text
 
 
 def test_rows_with_a_verifier_are_measured_by_verdicts():

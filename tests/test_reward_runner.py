@@ -1,6 +1,7 @@
 """Reward functions of users: their forms, when they run, and how they fail."""
 
 import asyncio
+import functools
 import re
 import sys
 import threading
@@ -11,9 +12,14 @@ import pytest
 import tiny
 from conftest import ROOT
 
+from rl_reason.algorithms import advantages, credit
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Rollouts
-from rl_reason.collect.reward_runner import RewardRound, RewardRunner
+from rl_reason.base.structs import NO_SCORE, Rollouts
+from rl_reason.collect.reward_runner import (
+    RewardRound,
+    RewardRunner,
+    Rewards,
+)
 from rl_reason.tasks import Row, reward_terms, threads
 
 LENGTH = 8
@@ -315,8 +321,94 @@ def test_later_failures_are_counted_and_said_once(mine, name, wanted, count):
 
 def test_not_applicable_is_no_failure(mine):
   run = Run(mine, "some")
-  assert run.scores() == ([[1, 1, 0, 0, 1, 1]], 0)
+  [scores_B], failures = run.scores()
+  wanted_B = np.float32([1, 1, NO_SCORE, NO_SCORE, 1, 1])
+  assert scores_B == np.nan_to_num(wanted_B).tolist() and not failures
   assert list(run.runner.counts.values()) == [0, 2] and not run.said
+
+
+N = np.nan
+
+
+@pytest.mark.parametrize(
+    "weights, scores_EB, verified, by_verdict, rewards_B",
+    [
+        # The verdict is not rewarded, or there is none.
+        ([1], [[1, 0, NO_SCORE, 1]], False, False, [1, 0, N, 1]),
+        ([1], [[1, 0, NO_SCORE, 1]], True, False, [1, 0, N, 1]),
+        ([1], [[1, 0, N, 1]], False, False, [1, 0, N, 1]),
+        # One of two functions scores the response; a weight of 0 only logs.
+        (
+            [1, 2],
+            [[1, 0, NO_SCORE, 1], [NO_SCORE, 0, NO_SCORE, 0]],
+            *(False, False, [1, 0, N, 1]),
+        ),
+        (
+            [1, 0],
+            [[1, 0, NO_SCORE, 1], [5, 5, 5, 5]],
+            *(False, False, [1, 0, N, 1]),
+        ),
+        (
+            [1, 2],
+            [[1, 0, NO_SCORE, 1], [0, 0, 3, 0]],
+            *(True, False, [1, 0, 6, 1]),
+        ),
+        # A failed function takes the reward from its response.
+        (
+            [1, 1],
+            [[1, 0, NO_SCORE, 1], [0, 0, N, 0]],
+            *(False, False, [1, 0, N, 1]),
+        ),
+        # The verdict is a score.
+        ([1], [[1, 0, NO_SCORE, 1]], True, True, [1, 0, 0, 1]),
+    ],
+)
+def test_what_nothing_scores_leaves_the_loss(
+    weights, scores_EB, verified, by_verdict, rewards_B
+):
+  """As in TRL: [1, 0, None, 1] has the advantages .577, -1.155, 0, .577."""
+  terms = reward_terms.terms(",".join(f"length*{x}" for x in weights))
+  runner = RewardRunner([], max_tokens=2)
+  rewards = Rewards(terms, runner, {}, by_verdict=by_verdict)
+  rewards._raw_scores = lambda scores, _: ([*np.float32(scores)], {})
+  one_group = Rollouts(*[None] * 7).replace(ids_B=np.zeros(4, int))
+  found_EB = rewards.all_scores(scores_EB, one_group, np.full(4, verified))
+  rows = dict(
+      correct_B=np.zeros(4, np.float32),
+      scores_EB=found_EB,
+      lengths_B=np.full(4, 2),
+      truncated_B=np.zeros(4, bool),
+      groups_B=np.zeros(4, int),
+      age_B=np.zeros(4, int),
+      types_B=np.zeros(4, int),
+      problems_B=np.zeros(4, int),
+      mask_BT=np.ones((4, 2), bool),
+      logps_BT=np.zeros((4, 2), np.float32),
+      progress=0.0,
+  )
+  out = credit.rewards_and_advantages(
+      rows,
+      reward=functools.partial(
+          credit.outcome,
+          max_tokens=2,
+          incorrect=0.0,
+          term_weights=tuple((x, x) for x in weights),
+      ),
+      assign=functools.partial(
+          credit.assign,
+          advantage=functools.partial(advantages.group_norm, eps=0.0),
+      ),
+  )
+  np.testing.assert_array_equal(out["rewards_B"], rewards_B)
+  given = np.isfinite(rewards_B)
+  wanted_B = np.zeros(4)
+  known = np.array(rewards_B)[given]
+  wanted_B[given] = (known - known.mean()) / known.std(ddof=1)
+  np.testing.assert_allclose(
+      out["advantages_BT"][:, 0], wanted_B, rtol=1e-6, atol=1e-7
+  )
+  if known.tolist() == [1, 0, 1]:
+    np.testing.assert_allclose(wanted_B, [0.577, -1.155, 0, 0.577], atol=1e-3)
 
 
 def test_the_printed_rewards_work(tmp_path, monkeypatch):

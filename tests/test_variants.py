@@ -22,7 +22,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import advantage_variants, advantages, variants
-from rl_reason.base.structs import call_by_name
+from rl_reason.base.structs import NO_SCORE, call_by_name
 from rl_reason.checks import facts
 
 
@@ -383,19 +383,20 @@ def test_adaptive_entropy_by_hand():
 
 def test_reward_parts_by_hand():
   """The outcome has weight 1; weights move from 2 to 0: 1.5 at a quarter."""
-  rows = dict(scores_EB=(np.array([3.0, np.nan]),), progress=0.25)
+  scores_B = np.array([3.0, np.nan, NO_SCORE])
+  rows = dict(scores_EB=(scores_B,), progress=0.25)
   seen = []
 
   def reward(rows, *, term_weights=((2.0, 0.0),)):
     seen.append(term_weights)
-    return np.array([1.0, np.nan])
+    return np.array([1.0, np.nan, 1.0])
 
   found = variants.reward_parts(
       rows, reward=reward, weights={"judge": (2.0, 0.0)}
   )
   assert [*found] == ["outcome", "judge"] and seen == [()]
-  np.testing.assert_array_equal(found["outcome"][0], [1, 0])
-  np.testing.assert_array_equal(found["judge"][0], [3, 0])
+  np.testing.assert_array_equal(found["outcome"][0], [1, 0, 1])
+  np.testing.assert_array_equal(found["judge"][0], [3, 0, np.nan])
   assert (found["outcome"][1], found["judge"][1]) == (1, 1.5)
 
 
@@ -403,6 +404,8 @@ def test_spread_by_hand():
   valid_B = np.array([True, True, False])
   found = variants.spread("a", np.array([1.0, 3, 9]), valid_B)
   assert found == {"reward/a/mean": 2, "reward/a/std": 1}
+  without = variants.spread("a", np.array([1.0, np.nan, 9]), valid_B)
+  assert without == {"reward/a/mean": 1, "reward/a/std": 0}
 
 
 def test_shares_by_hand():

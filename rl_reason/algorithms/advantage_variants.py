@@ -105,14 +105,16 @@ def gdpo(
   """Each part of the reward normalised in its group: GDPO (arXiv:2601.05242).
 
   The advantage is the weighted sum of `group_norm` of the parts: a part of
-  large spread does not drown the others. `advantage.whiten` then whitens it
-  over the batch, as the paper does.
+  large spread does not drown the others. A response without a part (NaN) is
+  not in the part's statistics, and the part adds 0 to its advantage (as in
+  TRL). `advantage.whiten` then whitens over the batch, as the paper does.
 
   Args:
     rewards_B: the sum of the parts; not read.
     groups_B: [B] int.
     valid_B: [B] bool, False for padding rows, which are in no metric.
-    parts: reward [B] and weight of each part (`variants.reward_parts`).
+    parts: reward [B], NaN without one, and weight of each part
+      (`variants.reward_parts`).
     eps: as in `group_norm`.
     ddof: as in `group_norm`.
 
@@ -123,7 +125,10 @@ def gdpo(
   del rewards_B
   terms, metrics = {}, {}
   for name, (part_B, weight) in parts.items():
-    terms[name] = weight * group_norm(part_B, groups_B, eps=eps, ddof=ddof)
+    known_B = jnp.isfinite(part_B)
+    own_B = jnp.where(known_B, groups_B, jnp.min(groups_B) - 1)
+    filled_B = jnp.where(known_B, part_B, 0)
+    terms[name] = weight * group_norm(filled_B, own_B, eps=eps, ddof=ddof)
     metrics |= variants.spread(name, part_B, valid_B)
   return sum(terms.values()), metrics | variants.shares(terms, valid_B)
 

@@ -6,7 +6,7 @@ that no named algorithm uses.
 
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Array
+from rl_reason.base.structs import NO_SCORE, Array
 
 
 def correctness(correct_B: Array, correct: float, incorrect: float) -> Array:
@@ -26,12 +26,14 @@ def weighted(
   """Weighted sum of scores, [B]; weights move linearly over the run.
 
   Args:
-    scores_EB: [B] float of each of E terms; without any the sum is 0.
+    scores_EB: [B] float of each of E terms; without any the sum is 0, and
+      `NO_SCORE` adds nothing.
     weights_E: weight of each at progress 0 and at progress 1.
     progress: fraction of the run that is done, in [0, 1].
   """
   return sum(
-      (first + (last - first) * progress) * score_B
+      (first + (last - first) * progress)
+      * jnp.where(score_B == NO_SCORE, 0, score_B)
       for score_B, (first, last) in zip(scores_EB, weights_E, strict=True)
   )
 

@@ -19,6 +19,7 @@ from rl_reason.algorithms.reductions import (
 )
 from rl_reason.algorithms.rewards import per_token
 from rl_reason.base.structs import (
+    NO_SCORE,
     Array,
     NonNegative,
     Positive,
@@ -117,19 +118,25 @@ def reward_parts(
     weights: of each function, as `rewards.weighted` takes them.
 
   Returns:
-    rewards [B], 0 where they are not finite, and weights.
+    rewards [B] and weights. A reward is NaN where its function does not score
+    the response, and 0 where it is not finite: that response leaves the loss.
   """
   outcome_B = reward(rows, term_weights=())
   parts = {"outcome": (jnp.nan_to_num(outcome_B, posinf=0, neginf=0), 1.0)}
   terms = zip(weights.items(), rows["scores_EB"], strict=True)
   for (name, (first, last)), score_B in terms:
     weight = first + (last - first) * rows["progress"]
-    parts[name] = jnp.nan_to_num(score_B, posinf=0, neginf=0), weight
+    part_B = jnp.nan_to_num(score_B, posinf=0, neginf=0)
+    parts[name] = jnp.where(score_B == NO_SCORE, jnp.nan, part_B), weight
   return parts
 
 
 def spread(name: str, part_B: Array, valid_B: Array) -> dict[str, Array]:
-  """Metrics: mean and standard deviation of a part over the valid rows."""
+  """Metrics: mean and standard deviation of a part over the valid rows.
+
+  Rows without the part (NaN) are left out.
+  """
+  valid_B &= jnp.isfinite(part_B)
   count = jnp.maximum(valid_B.sum(), 1)
   mean = jnp.where(valid_B, part_B, 0).sum() / count
   squares = jnp.where(valid_B, part_B - mean, 0) ** 2
@@ -230,7 +237,7 @@ def _added(
 ) -> dict[str, Array]:
   """The weighted parts of a reward, [B]; `outcome` is the rest of it."""
   added = {
-      name: weight * part_B
+      name: weight * jnp.nan_to_num(part_B)  # a part without a score adds 0
       for name, (part_B, weight) in parts.items()
       if name != "outcome"
   }

@@ -28,6 +28,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from flax import struct
 
 from rl_reason.base.bounds import (
@@ -38,6 +39,10 @@ from rl_reason.base.bounds import (
 
 Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
 Tree = Any  # a pytree of arrays
+
+# Of a reward function that returns None: the lowest float32, since what is not
+# finite takes the reward from its response.
+NO_SCORE = float(np.finfo(np.float32).min)
 
 
 def call_by_name(function: Callable, inputs: Mapping[str, Any]) -> Any:
@@ -172,7 +177,8 @@ class Experience:
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
-    scores_EB: float32, a tuple of [B], one for each term of reward.functions.
+    scores_EB: float32, a tuple of [B], one for each term of reward.functions;
+      `NO_SCORE`, or NaN where the response leaves the loss.
     old_logps_BT: float32, log-probabilities of pi_old: by the trainer's forward
       pass if it makes one, else by the sampler.
     stale_lengths_B: int32, leading response tokens that an older policy sampled

@@ -271,6 +271,13 @@ def two_valued(c) -> bool:
   )
 
 
+def by_verdict(c) -> bool:
+  """Whether the verdict on a response is part of its reward."""
+  r = c.reward
+  equal = r.outcome.name == "correctness" and r.correct == r.incorrect
+  return bool(environment(c)) or not equal
+
+
 def has_types(c) -> bool:
   """Whether training rows may have the type that rollout.types names."""
   if c.task.name != tasks.FILES or c.rollout.types != "difficulty":

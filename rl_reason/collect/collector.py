@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_reason import tasks
 from rl_reason.base.structs import (
     Array,
     Experience,
@@ -154,7 +155,7 @@ class RolloutCollector:
     # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = experience.replace(steps=self.rewards.steps(scores))
-    experience = self._score(experience, scores.scores_UB)
+    experience = self._score(experience, scores.scores_UB, rows_B)
     self.stats.add(experience, grader.texts, rows_B)
     self.doubtful.responses(
         grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
@@ -246,21 +247,32 @@ class RolloutCollector:
         problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
     )
 
-  def _score(self, rows: Experience, scores_UB: Array) -> Experience:
+  def _score(
+      self, rows: Experience, scores_UB: Array, rows_B: list[Row]
+  ) -> Experience:
     """Rows with all terms of the reward, and with verdicts of the control."""
     if self._shuffle_seed is not None:
       seed = self._shuffle_seed, rows.rollouts.ids_B[0]
       permute = np.random.default_rng(seed).permutation
       rows = rows.replace(correct_B=permute(rows.correct_B))
-    scores_EB = self.rewards.all_scores(scores_UB, rows.rollouts)
+    verified_B = self._verified(rows_B)
+    scores_EB = self.rewards.all_scores(scores_UB, rows.rollouts, verified_B)
     return rows.replace(scores_EB=scores_EB)
 
+  def _verified(self, rows: list[Row]) -> np.ndarray:
+    """Whether responses to each row have a verdict."""
+    return np.array([tasks.has_verifier(self._task, row) for row in rows], bool)
+
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
-    """Passes the accuracy and lengths of a round to the prompt stream."""
+    """Passes the accuracy and lengths of a round to the prompt stream.
+
+    The accuracy is NaN of a group without a verdict.
+    """
     found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
+    accuracy_N = dynamic_sampling.accuracy(experience)
     self.prompts.update(
         rows,
-        dynamic_sampling.accuracy(experience),
+        np.where(self._verified(rows), accuracy_N, np.nan),
         [float(lengths_B[group].mean()) for group in found],
     )

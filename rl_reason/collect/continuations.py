@@ -132,7 +132,7 @@ class ContinuingCollector(RolloutCollector):
     )
     rollouts, _, grader, scores = self._grade(parts, rows_B)
     continued = self._experience(rollouts, grader.correct_B, rows_B)
-    continued = self._score(continued, scores.scores_UB)
+    continued = self._score(continued, scores.scores_UB, rows_B)
 
     progress = np.float32(step / self._steps)
     inputs = credit_inputs(continued, progress=progress)

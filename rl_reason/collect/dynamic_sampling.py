@@ -44,16 +44,32 @@ def first_fit(
 
 
 def accuracy(rows: Experience) -> np.ndarray:
-  """Share of correct responses among the verified ones of each group: [N]."""
-  found = [rows.correct_B[group] for group in groups(rows.rollouts.ids_B)]
-  known = [x[x >= 0] for x in found]  # -1: the verifier failed
-  return np.array([x.mean() if len(x) else 0.0 for x in known])
+  """Share of correct responses among the verified ones of each group: [N].
+
+  NaN of a group without a verdict: its pass rate is not known.
+  """
+  return _accuracy(rows, rows.correct_B >= 0)  # -1: the verifier failed
+
+
+def _accuracy(rows: Experience, known_B: np.ndarray) -> np.ndarray:
+  found = groups(rows.rollouts.ids_B)
+  known = [rows.correct_B[group][known_B[group]] for group in found]
+  return np.array([x.mean() if len(x) else np.nan for x in known])
 
 
 def partly_correct(rows: Experience) -> np.ndarray:
-  """Whether some but not all responses of each group are correct: [N]."""
-  accuracy_N = accuracy(rows)
+  """Whether some but not all responses of each group are correct: [N].
+
+  Responses that leave the loss, since a score of theirs is NaN, do not count.
+  """
+  accuracy_N = _accuracy(rows, _in_loss(rows))
   return (accuracy_N > 0) & (accuracy_N < 1)
+
+
+def _in_loss(rows: Experience) -> np.ndarray:
+  """Whether the verdict and all scores of each response are known: [B]."""
+  lost_EB = [np.isnan(score_B) for score_B in rows.scores_EB]
+  return (rows.correct_B >= 0) & ~np.any(lost_EB, 0)
 
 
 def finished_partly_correct(rows: Experience) -> np.ndarray:
@@ -63,11 +79,9 @@ def finished_partly_correct(rows: Experience) -> np.ndarray:
   of the finished ones. If these are all correct or all incorrect, no response
   has an advantage.
   """
-  found = []
-  for group in groups(rows.rollouts.ids_B):
-    finished = group[~rows.rollouts.truncated_B[group]]
-    found.append(len(set(rows.correct_B[finished].tolist()) - {-1}) > 1)
-  return np.array(found)
+  known_B = _in_loss(rows) & ~rows.rollouts.truncated_B
+  accuracy_N = _accuracy(rows, known_B)
+  return (accuracy_N > 0) & (accuracy_N < 1)
 
 
 def rewards_differ(
@@ -167,6 +181,7 @@ def fill_batch(
 
   # Fill the batch with groups: older ones, then in the order of their prompts.
   accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
+  accuracy_N = accuracy_N[np.isfinite(accuracy_N)]  # without a verdict: NaN
   everything = concatenate(parts)
   ids_B = everything.rollouts.ids_B
   age_B = everything.age_B
@@ -174,10 +189,14 @@ def fill_batch(
       groups(ids_B), key=lambda group: (-age_B[group[0]], ids_B[group[0]])
   )
   chosen, others, missing = first_fit(by_prompt, batch)
-  metrics = {
-      "train/accuracy": accuracy_N.mean(),
-      "train/all_correct": (accuracy_N == 1).mean(),
-      "train/all_incorrect": (accuracy_N == 0).mean(),
+  metrics: dict[str, float] = {}
+  if accuracy_N.size:
+    metrics = {
+        "train/accuracy": accuracy_N.mean(),
+        "train/all_correct": (accuracy_N == 1).mean(),
+        "train/all_incorrect": (accuracy_N == 0).mean(),
+    }
+  metrics |= {
       "train/generation_rounds": rounds,
       "train/groups_with_signal": min(with_signal, batch // group_size),
       "train/groups_kept": num_kept,
@@ -187,11 +206,14 @@ def fill_batch(
   if signal is not partly_correct and signals:
     metrics["train/no_signal"] = 1 - np.concatenate(signals).mean()
   if count < batch and shortfall == "raise":
+    accuracy_text = "no group has a verdict"
+    if accuracy_N.size:
+      accuracy_text = f"accuracy {accuracy_N.mean():.1%}"
     raise Shortfall(
         f"dynamic sampling: {count // group_size} of {batch // group_size}"
-        f" groups have signal after {rounds} rounds (accuracy"
-        f" {accuracy_N.mean():.1%}). Raise dynamic_sampling.max_rounds, choose"
-        " data of another difficulty, or set dynamic_sampling.shortfall = 'pad'"
+        f" groups have signal after {rounds} rounds ({accuracy_text})."
+        " Raise dynamic_sampling.max_rounds, choose data of another difficulty,"
+        " or set dynamic_sampling.shortfall = 'pad'"
     )
   like = everything if count else rows
   out = pad(take(everything, chosen), batch, like, group_size)

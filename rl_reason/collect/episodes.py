@@ -354,6 +354,10 @@ class TurnsCollector(RolloutCollector):
 
     return self._episodes.stream(sample)
 
+  def _verified(self, rows) -> np.ndarray:
+    """Environments judge all trajectories."""
+    return np.ones(len(rows), bool)
+
   def _grader(self, rows_B) -> Episodes:
     """The trajectories of `_sample`, graded by their environments."""
     del rows_B

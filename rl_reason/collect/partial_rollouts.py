@@ -117,9 +117,10 @@ class PartialRolloutCollector(RolloutCollector):
     )
     which = [group_rows[n] for n in finished]
     index = np.concatenate(which)
-    out = self._score(take(experience, which), scores.scores_UB[:, index])
-    texts = [grader.texts[b] for b in index]
     rows_of = [rows_B[b] for b in index]
+    scores_UB = scores.scores_UB[:, index]
+    out = self._score(take(experience, which), scores_UB, rows_of)
+    texts = [grader.texts[b] for b in index]
     self.stats.add(out, texts, rows_of)
     self.doubtful.responses(
         texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]
@@ -141,9 +142,9 @@ class PartialRolloutCollector(RolloutCollector):
     if self._across_steps:
       return True
     grader.wait()
-    correct_B = np.maximum(grader.correct_B, 0)
-    accuracy_N = correct_B.reshape(finished_NG.shape).mean(1)
-    signal_N = finished_NG.all(1) & (accuracy_N > 0) & (accuracy_N < 1)
+    correct_NG = grader.correct_B.reshape(finished_NG.shape)
+    mixed_N = (correct_NG == 1).any(1) & (correct_NG == 0).any(1)
+    signal_N = finished_NG.all(1) & mixed_N
     return another_round_follows(int(signal_N.sum()), unfinished)
 
   def _resume(self, resumed: Experience, ids_N: np.ndarray) -> Sampled:

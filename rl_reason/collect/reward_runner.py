@@ -3,7 +3,8 @@
 A call gets one whole group, all responses to a prompt, as soon as the last of
 them has finished, so the content of a call never depends on timing. If a
 function fails on a response, the response has no reward and leaves the loss; if
-a call fails, its whole group does.
+a call fails, its whole group does. So does a response that nothing scores: all
+functions return None for it, and no verdict is rewarded.
 
 Functions run in threads, or in processes, which can be ended. Async functions
 in threads share one event loop, without a limit on their number; users may add
@@ -22,7 +23,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Array, Rollouts, Steps
+from rl_reason.base.structs import NO_SCORE, Array, Rollouts, Steps
 from rl_reason.collect import grading
 from rl_reason.collect.running_scores import RunningScores
 from rl_reason.data import tokenizer
@@ -243,7 +244,8 @@ class RewardRound:
     counts: whether the shares of rules are metrics of the training step.
 
   Attributes:
-    scores_UB: float32 by function; NaN where it failed; valid after `wait`.
+    scores_UB: float32 by function; NaN where it failed, `NO_SCORE` where it
+      returned None; valid after `wait`.
     rewards_UTB: float32, rewards of steps at their last tokens; [U, 0, B] if
       they are not kept; valid after `wait`, as all below.
     judged_UB: whether a function has given a response rewards by step.
@@ -358,6 +360,7 @@ class RewardRound:
             states_UB[f, b] = LATE if score == runner._late else FAILED
             reasons[f] = reasons[f] or score
           elif score is None:
+            self.scores_UB[f, b] = NO_SCORE
             states_UB[f, b] = NOT_APPLICABLE
           else:
             self.scores_UB[f, b] = number(score)
@@ -402,6 +405,7 @@ class Rewards:
       of its response only.
     running: the running statistics of reward models by name, which standardise
       their scores in training; evaluations report raw scores.
+    by_verdict: whether the verdict on a response is part of its reward.
   """
 
   def __init__(
@@ -411,9 +415,11 @@ class Rewards:
       models: dict[str, Model],
       by_step: bool = False,
       running: Mapping[str, RunningScores] = types.MappingProxyType({}),
+      by_verdict: bool = True,
   ):
     self.terms, self.runner, self._models = tuple(terms), runner, models
     self.by_step, self._running = by_step, running
+    self._by_verdict = by_verdict
 
   def start_step(self) -> None:
     """Begins the counts of the next training step."""
@@ -452,23 +458,50 @@ class Rewards:
     return [name.replace("/", ":") for name in names]  # parts of a metric
 
   def of_all(
-      self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
+      self,
+      tok: Any,
+      rollouts: Rollouts,
+      rows_B: Sequence[Row],
+      count: int,
+      verified_B: Array | bool = False,
   ) -> tuple[Array, int]:
     """The rewards [count] of complete responses, and the number of failures.
 
-    The arguments are those of `scores_of_all`.
+    The arguments are those of `scores_of_all` and of `total`.
     """
     scores_EB, _, failures = self.scores_of_all(tok, rollouts, rows_B, count)
-    return self.total(scores_EB), failures
+    return self.total(scores_EB, verified_B), failures
 
-  def total(self, scores_EB: Array) -> Array:
+  def total(self, scores_EB: Array, verified_B: Array | bool = False) -> Array:
     """The rewards [B] of scores [E, B], with the weights of the last step.
 
-    A missing score of a failed function counts as 0.
+    NaN where a function failed, or where nothing scores the response;
+    verified_B is as in `scored`.
     """
     weights_E = [term.last for term in self.terms]
-    finite_EB = np.nan_to_num(scores_EB, posinf=0, neginf=0)
-    return np.tensordot(weights_E, finite_EB, 1)
+    found_EB = np.asarray(self.scored([*scores_EB], verified_B))
+    given_EB = np.where(found_EB == NO_SCORE, 0, found_EB)
+    return np.tensordot(weights_E, given_EB, 1)
+
+  def scored(
+      self, scores_EB: Sequence[Array], verified_B: Array | bool = False
+  ) -> list[Array]:
+    """The scores, NaN of all terms where nothing scores a response.
+
+    Args:
+      scores_EB: [B] of each term.
+      verified_B: whether a response has a verdict.
+    """
+    # A function of weight 0 is only logged.
+    counted = [
+        score_B == NO_SCORE
+        for x, score_B in zip(self.terms, scores_EB, strict=True)
+        if x.first or x.last
+    ]
+    if not counted:
+      return list(scores_EB)
+    nobody_B = np.all(counted, 0) & ~(verified_B & np.bool_(self._by_verdict))
+    return [np.where(nobody_B, np.float32(np.nan), x) for x in scores_EB]
 
   def scores_of_all(
       self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
@@ -499,23 +532,28 @@ class Rewards:
     return np.stack(scores_EB)[:, :count], kept, functions.failures
 
   def all_scores(
-      self, scores_UB: Array, rollouts: Rollouts
+      self,
+      scores_UB: Array,
+      rollouts: Rollouts,
+      verified_B: Array | bool = True,
   ) -> tuple[Array, ...]:
     """The scores of all terms to train on, [B] each.
 
     Scores of reward models are standardised where there are running statistics,
-    to which these scores are added.
+    to which these scores are added. The scores of a response that nothing
+    scores are NaN: it leaves the loss. verified_B is as in `scored`.
     """
     scores_EB, kept = self._raw_scores(scores_UB, rollouts)
     real_B = rollouts.ids_B >= 0
     if kept:
       self.runner.note_rules([*kept], [x_B[real_B] for x_B in kept.values()])
-    return tuple(
+    found_EB = [
         self._running[x.name](scores_B, real_B)
         if x.name in self._running
         else scores_B
         for x, scores_B in zip(self.terms, scores_EB, strict=True)
-    )
+    ]
+    return tuple(self.scored(found_EB, verified_B))
 
   def _raw_scores(
       self, scores_UB: Array, rollouts: Rollouts

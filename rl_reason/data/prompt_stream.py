@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class PromptStream:
     self._retire_after, self._retire_rate = retire_after, retire_rate
     self._priority, self._seed = priority, seed
     self._seen = self._passed = 0  # rows by priority, since `counts`
-    self._averages: dict[str, list[float]] = {}  # type: accuracy, length
+    self._averages: dict[str, Pair] = {}  # by type
     self._solved: dict[str, int] = {}  # prompt: rounds solved in a row
 
   def get_state(self) -> dict:
@@ -148,7 +149,8 @@ class PromptStream:
         for row in rows
     ]
     whole = [x for x in found if None not in x] or [(0.5, 1.0)]
-    known = np.array(list(self._averages.values()) or whole, float)
+    sampled = [x for x in self._averages.values() if None not in x]
+    known = np.array(sampled or whole, float)
     default = known.mean(0)
     filled = [_filled(x, default) for x in found]
     accuracy_N, length_N = np.array(filled, np.float32).T
@@ -157,17 +159,22 @@ class PromptStream:
   def update(self, rows: list[Row], accuracies, lengths) -> None:
     """Updates the averages and the count of solved prompts.
 
-    Each row has a share of correct responses and a mean length in tokens.
+    Each row has a share of correct responses, NaN if it is not known, and a
+    mean length in tokens.
     """
     decay, weight = DECAYS.get(self._types, DECAY)
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
       times = self._times_solved(row)
-      new = [float(accuracy), float(length)]
+      known = not np.isnan(accuracy)
+      new = [float(accuracy) if known else None, float(length)]
       name = type_name(row, self._types)
-      old = self._averages.get(name) or _filled(self._measured(row), new)
+      old = self._averages.get(name) or self._measured(row)
       self._averages[name] = [
-          decay * a + weight * b for a, b in zip(old, new, strict=True)
+          decay * a + weight * b if b is not None else a
+          for a, b in zip(_filled(old, new), new, strict=True)
       ]
+      if not known:
+        continue
       name = str(prompt_hash(row))
       self._solved.pop(name, None)
       if accuracy >= self._retire_rate and self._retire_after:
@@ -191,7 +198,7 @@ class PromptStream:
     return row.pass_rate, row.response_tokens
 
 
-def _filled(pair: Pair, default: Sequence[float]) -> list[float]:
+def _filled(pair: Pair, default: Sequence[Any]) -> list[Any]:
   return [b if a is None else a for a, b in zip(pair, default, strict=True)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.base.structs import Rollouts
+from rl_reason.base.structs import NO_SCORE, Rollouts
 from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
@@ -38,6 +38,7 @@ from rl_reason.report import scores as scores_lib
 from rl_reason.tasks import reward_functions
 
 SCORE = "val-aux/score"  # checkpoints are chosen by it, by nothing else
+NOT_MEASURED = 0.1  # share of failures beyond which a set has no score
 
 
 class Responses(NamedTuple):
@@ -49,12 +50,14 @@ class Responses(NamedTuple):
     texts_NG: the responses; the last one of each prompt is greedy.
     correct_NG, lengths_NG, truncated_NG: likewise.
     lines: the first response to some prompts as a line of samples.jsonl.
-    failures: of the verifier and of reward functions, whose scores then count
-      as 0 in `rewards_NG`.
+    failures: of the verifier and of reward functions.
     repetition: mean share of repeated tokens in first responses.
     broken: number of responses by `step_metrics.broken_responses`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
-      reward, with their weights at the end of the run; else None.
+      reward, with their weights at the end of the run, and NaN where it is not
+      known; else None.
+    unknown: number of responses whose verdict or reward is not known, since the
+      verifier or a function failed.
     mean_of: samples of each prompt in mean@k, the first ones.
     sampling: fields of the config that the protocol of the set replaced.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
@@ -83,6 +86,18 @@ class Responses(NamedTuple):
   returns_NG: np.ndarray | None = None
   terms_NG: dict[str, np.ndarray] = {}
   rules_NG: dict[str, np.ndarray] = {}
+  unknown: int = 0
+
+  @property
+  def measured(self) -> bool:
+    """Whether the set has a score: failures leave enough of it.
+
+    A verifier that fails on a few responses counts them as incorrect, and a
+    failed reward is in no mean. If a verifier or judge is down, the score says
+    nothing about the policy.
+    """
+    few = self.unknown <= NOT_MEASURED * self.lengths_NG.size
+    return few and bool(np.isfinite(self.scores_NG[:, : self.mean_of]).any())
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -141,7 +156,7 @@ def respond(
   rewards_B: list[np.ndarray] = []
   played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
-  failures = broken = 0
+  failures = broken = unknown = 0
   doubtful: list[dict] = []
   unread = doubtful_lib.MOST
   for first in range(0, len(rows), batch):
@@ -167,10 +182,11 @@ def respond(
       found_EB, kept, failed = rewards().scores_of_all(
           tok, rollouts, rows_B, count
       )
-      terms_EB.append(found_EB)
+      terms_EB.append(np.where(found_EB == NO_SCORE, np.nan, found_EB))
       rules.append(kept)
       if not verified:
         rewards_B.append(rewards().total(found_EB))
+        unknown += int(np.isnan(found_EB).any(0).sum())
       failures += failed
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
@@ -190,6 +206,7 @@ def respond(
       unread -= min(unread, len(rejected))
     correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
     failures += failed
+    unknown += failed if verified else 0
     broken += step_metrics.broken_responses(rollouts)
     stats_B3 = np.stack(
         [correct_B, rollouts.policy_lengths_B, rollouts.truncated_B], -1
@@ -232,6 +249,7 @@ def respond(
       lines=lines,
       failures=failures,
       broken=broken,
+      unknown=unknown,
       mean_of=mean_of,
       sampling=sampling,
       doubtful=doubtful if hasattr(task, "read_leniently") else None,
@@ -265,7 +283,8 @@ def summarize_sets(
     sets: responses to each set.
     scored: names of the sets that choose checkpoints: of the validation sets,
       or of the held-out ones if there are no others. The mean of their scores
-      is 'val-aux/score', which is missing if nothing is chosen.
+      is 'val-aux/score', which is missing if nothing is chosen, or if one of
+      them has no score.
     answer: (response, row) -> the answer that votes.
     score_of: prompts of each set in the score: the first ones, which every
       evaluation has.
@@ -273,12 +292,11 @@ def summarize_sets(
   metrics: dict[str, float] = {}
   for responses in sets:
     metrics |= summarize(responses, answer)
-  scores = [
-      float(x.scores_NG[:score_of, : x.mean_of].mean(1).mean())
-      for x in sets
-      if x.name in scored
-  ]
-  if scores:
+  chosen = [x for x in sets if x.name in scored]
+  found = [_known(_means(x)[:score_of]) for x in chosen if x.measured]
+  scores = [float(known_N.mean()) for known_N in found if known_N.size]
+  # What was not measured does not compete.
+  if scores and len(scores) == len(chosen):
     metrics[SCORE] = float(np.mean(scores))
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
@@ -306,19 +324,26 @@ def summarize(
 ) -> dict[str, float]:
   """Returns the metrics of one set, under the names of verl.
 
-  Lengths and truncation are over all samples.
+  Lengths and truncation are over all samples. Of a set that is not measured
+  there are these alone, and 'not_measured', the number of failures.
   """
   name, measure = responses.name, responses.measure
   mean_of = responses.mean_of
-  values, aux = of_prompts(responses, answer)
-  out = {}
+  values: dict[str, np.ndarray] = {}
+  out: dict[str, float] = {}
+  if responses.measured:
+    values, out = of_prompts(responses, answer)
+  else:
+    out[f"val-aux/{name}/not_measured"] = responses.unknown
   for metric, values_N in values.items():
-    mean, half = interval(measure, np.asarray(values_N, float))
+    known_N = _known(np.asarray(values_N, float))
+    if not known_N.size:
+      continue
+    mean, half = interval(measure, known_N)
     out[f"val-core/{name}/{measure}/{metric}"] = mean
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
-  out |= aux
   for label, mean_N in term_means(responses).items():
-    known_N = mean_N[np.isfinite(mean_N)]
+    known_N = _known(mean_N)
     if len(known_N):
       mean, half = mean_interval(known_N)
       out[f"val-aux/{name}/reward/{label}/mean"] = mean
@@ -362,8 +387,19 @@ def of_prompts(
 
 
 def _means(responses: Responses) -> np.ndarray:
-  """The score of each prompt in mean@k, [N]."""
-  return responses.scores_NG[:, : responses.mean_of].mean(1)
+  """The score of each prompt in mean@k, [N]; NaN where none is known."""
+  return _row_means(responses.scores_NG[:, : responses.mean_of])
+
+
+def _row_means(scores_NG: np.ndarray) -> np.ndarray:
+  """The mean of the finite scores of each row, [N]; NaN where none is."""
+  known_NG = np.isfinite(scores_NG)
+  with np.errstate(invalid="ignore"):
+    return np.where(known_NG, scores_NG, 0).sum(1) / known_NG.sum(1)
+
+
+def _known(values_N: np.ndarray) -> np.ndarray:
+  return values_N[np.isfinite(values_N)]
 
 
 def term_means(responses: Responses) -> dict[str, np.ndarray]:
@@ -371,13 +407,10 @@ def term_means(responses: Responses) -> dict[str, np.ndarray]:
 
   They are over the samples that have a score; NaN where no sample has one.
   """
-  out = {}
-  for label, scores_NG in responses.terms_NG.items():
-    known_NG = np.isfinite(scores_NG[:, :-1])  # without the greedy one
-    total_N = np.where(known_NG, scores_NG[:, :-1], 0).sum(1)
-    with np.errstate(invalid="ignore"):
-      out[label] = total_N / known_NG.sum(1)
-  return out
+  return {
+      label: _row_means(scores_NG[:, :-1])  # without the greedy one
+      for label, scores_NG in responses.terms_NG.items()
+  }
 
 
 def problem(row: tasks.Row) -> str:
@@ -403,6 +436,8 @@ def lines_of_prompts(
   `originals` are the rows whose perturbed copies got the responses.
   """
   values, _ = of_prompts(responses, answer)
+  if not responses.measured:
+    values = {k: np.full(len(x_N), np.nan) for k, x_N in values.items()}
   means = term_means(responses)
   values |= {f"{scores_lib.REWARD}{label}": x_N for label, x_N in means.items()}
   of_rows = map(problem, originals or responses.rows)
@@ -493,17 +528,23 @@ def within_budget(responses: Responses, tokens: int) -> tuple[float, float]:
 def levels(responses: Responses) -> list[Level]:
   """Returns the results by difficulty, the lowest first.
 
-  Greedy responses do not count; the accuracy is that of mean@k.
+  Greedy responses do not count; the accuracy is that of mean@k. Without a
+  score there is no result.
   """
   difficulty_N = np.array([row.difficulty for row in responses.rows])
   mean_N = _means(responses)
   truncated_N = responses.truncated_NG[:, :-1].mean(1)
-  return [
-      Level(
-          int(difficulty),
-          int((difficulty_N == difficulty).sum()),
-          *interval(responses.measure, mean_N[difficulty_N == difficulty]),
-          float(truncated_N[difficulty_N == difficulty].mean()),
+  out = []
+  for difficulty in np.unique(difficulty_N):
+    of_level_N = difficulty_N == difficulty
+    known_N = _known(mean_N[of_level_N])
+    if known_N.size and responses.measured:
+      out.append(
+          Level(
+              int(difficulty),
+              int(of_level_N.sum()),
+              *interval(responses.measure, known_N),
+              float(truncated_N[of_level_N].mean()),
+          )
       )
-      for difficulty in np.unique(difficulty_N)
-  ]
+  return out

@@ -63,7 +63,7 @@ def _table(values, sets: list[Responses], plus_minus: str):
       )
   ]
   for name in _names(found):
-    cells = [_cell(found[x.name].get(name), plus_minus) for x in sets]
+    cells = [_cell(found.get(x.name, {}).get(name), plus_minus) for x in sets]
     rows.append(dict(name=name, about=scores_lib.meaning(name), cells=cells))
   return ["", *(x.name for x in sets)], rows
 

@@ -57,8 +57,8 @@ def collect(
     if count := job.fields.get("rounds.count"):
       lines = rounds.lines_of_rl(place, job.fields["rl.steps"])
       place = rounds.directory(place, count)
-    first, *_ = scores.of_stage(lines, "evaluate")
-    accuracy, _ = scores.headline(scores.scores(first))
+    first, _ = scores.before_after(lines)  # of those that have a score
+    accuracy, _ = scores.headline(scores.scores(first or {}))
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}
     for name, measure in measures.items():
       columns[measure.stage][name] = measure.key

@@ -28,6 +28,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.checks import facts
 from rl_reason.checks.run_directory import ENDS_SOURCE
 from rl_reason.collect import grading
 from rl_reason.collect.environment_runner import Environments
@@ -275,9 +276,12 @@ def _sample(
   )
   all_rows, count = [*rows, *padding], len(rows) * g.samples
   rewards_B, unrewarded = np.zeros(count), 0
+  rows_B = [row for row in all_rows for _ in range(g.samples)]
+  verified_B = np.array([tasks.has_verifier(task, x) for x in rows_B[:count]])
   if c.reward.functions:
-    rows_B = [row for row in all_rows for _ in range(g.samples)]
-    rewards_B, unrewarded = rewards().of_all(tok, rollouts, rows_B, count)
+    rewards_B, unrewarded = rewards().of_all(
+        tok, rollouts, rows_B, count, verified_B
+    )
   real = operator.itemgetter(slice(count))
   rollouts = jax.tree.map(real, rollouts)
   texts, correct_B, unverified = grading.start_grading(
@@ -287,23 +291,25 @@ def _sample(
     say(
         f"warning: prompts {ids[0]} to {ids[-1]}: the verifier failed on"
         f" {unverified:,} of {count:,} responses, which get no verdict, and"
-        f" reward functions failed {unrewarded:,} times, which counts as 0"
+        f" reward functions failed {unrewarded:,} times: such responses have no"
+        " reward"
     )
   tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
   groups: list[list[Sample]] = [[] for _ in rows]
   for b, text in enumerate(texts):
     row, length = rows[b // g.samples], int(rollouts.lengths_B[b])
     # If the verifier failed, the response is neither correct nor incorrect.
-    judged = tasks.has_verifier(task, row) and correct_B[b] >= 0
-    outcome = 0.0
+    judged, outcome = verified_B[b] and correct_B[b] >= 0, 0.0
     if judged:
       outcome = c.reward.correct if correct_B[b] else c.reward.incorrect
+    elif verified_B[b] and facts.by_verdict(c):
+      outcome = np.nan
     groups[b // g.samples].append(
         Sample(
             response=text,
             final=task.answer(text, row),
             correct=bool(correct_B[b]) if judged else None,
-            reward=float(outcome + rewards_B[b]),
+            reward=json_files.number(outcome + rewards_B[b]),
             truncated=bool(rollouts.truncated_B[b]),
             ids=tokens_BT[b, :length].tolist(),
             logps=rollouts.logps_BT[b, :length].tolist(),

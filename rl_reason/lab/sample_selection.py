@@ -16,7 +16,8 @@ class Sample(NamedTuple):
     response: text of the response.
     final: the final answer, '' if there is none.
     correct: verdict of the verifier; None without a verifier, or if it failed.
-    reward: sum of the verdict's reward and of reward.functions.
+    reward: sum of the verdict's reward and of reward.functions; None where a
+      function failed, or where nothing scores the response.
     truncated: whether the response was cut off at the maximum length.
     ids, logps: tokens, and the log-probs of the sampler.
   """
@@ -24,7 +25,7 @@ class Sample(NamedTuple):
   response: str
   final: str
   correct: bool | None
-  reward: float
+  reward: float | None
   truncated: bool
   ids: list[int]
   logps: list[float]
@@ -53,13 +54,20 @@ def best(samples: Sequence[Sample]) -> list[Columns]:
   If the prompt has a verifier, the response must be correct.
   """
   judged = any(x.correct is not None for x in samples)
-  fit = [x for x in samples if not x.truncated and (x.correct or not judged)]
-  return [_columns(max(fit, key=lambda x: x.reward))] if fit else []
+  fit = [
+      (x.reward, -n)
+      for n, x in enumerate(samples)
+      if not x.truncated and (x.correct or not judged) and x.reward is not None
+  ]
+  return [_columns(samples[-max(fit)[1]])] if fit else []
 
 
 def pairs(samples: Sequence[Sample]) -> list[Columns]:
   """The responses with the highest and the lowest reward, if these differ."""
-  ordered = sorted(samples, key=lambda x: -x.reward)
+  scored = [(x.reward, x) for x in samples if x.reward is not None]
+  if not scored:
+    return []
+  ordered = [x for _, x in sorted(scored, key=lambda pair: -pair[0])]
   chosen, rejected = ordered[0], ordered[-1]
   if chosen.reward == rejected.reward or chosen.response == rejected.response:
     return []

@@ -174,6 +174,8 @@ def step_summary(x: dict[str, Any], fields: dict[str, Any]) -> str:
       groups += f", {x['train/all_correct']:.0%} correct"
   elif "train/no_signal" in x:
     groups = f"{1 - x['train/no_signal']:.0%} of the groups have signal"
+  elif "train/all_correct" not in x:
+    groups = "no group has a verdict"
   else:
     incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]
     groups = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reason.base.structs import Array, Batch, Experience, Rollouts
+from rl_reason.base.structs import NO_SCORE, Array, Batch, Experience, Rollouts
 from rl_reason.monitoring.alerts import BROKEN, HEALTH
 from rl_reason.monitoring.resources import Counter, totals
 
@@ -205,7 +205,7 @@ def rollout_metrics(
           name: value
           for term, x_B in scores
           for name, value in statistics(
-              f"reward/{term}", x_B[real_B & np.isfinite(x_B)], "mean", "std"
+              f"reward/{term}", _given(x_B[real_B]), "mean", "std"
           ).items()
       },
       "critic/advantages/mean": advantages.mean() if advantages.size else 0,
@@ -229,6 +229,11 @@ def rollout_metrics(
     out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
     out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
   return out
+
+
+def _given(scores: np.ndarray) -> np.ndarray:
+  """The scores that a function gave."""
+  return scores[np.isfinite(scores) & (scores != NO_SCORE)]
 
 
 def credit_quality(

@@ -42,6 +42,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table, side_by_side
 from rl_reason.evaluation.accuracy import (
+    NOT_MEASURED,
     Responses,
     lines_of_prompts,
     respond,
@@ -191,7 +192,7 @@ def _evaluated(
       say(line)
     if line := set_table.by_difficulty(x):
       say(line)
-    if x.measure == "acc":
+    if x.measure == "acc" and x.measured:
       values |= _by_budget(sampled, x, say)
   name = which + "".join(
       f",{field}={run_directory.text(value)}"
@@ -215,7 +216,7 @@ def _evaluated(
   partners = {x.path: x.scores for x in first}
   values |= _compared(partners, new, path, output.display, show=False)
   values |= _compared(against, new, path, output.display)
-  for line in _warnings(c, which, values, row_source):
+  for line in _warnings(c, which, values, sets, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
     paired.write(path, of_prompts)
@@ -373,7 +374,11 @@ def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _warnings(
-    c, which: str, values: dict[str, Any], row_source: RowSource
+    c,
+    which: str,
+    values: dict[str, Any],
+    sets: Sequence[Responses],
+    row_source: RowSource,
 ) -> list[str]:
   """What makes these scores too high or too low."""
   out = [x.message for x in alerts.of_evaluation(values, config_lib.flat(c))]
@@ -382,19 +387,37 @@ def _warnings(
         "held-out prompts chose this checkpoint, so its score on them is too"
         " high: report the last one, or train with evaluate.validation"
     )
-  return out + verifier_failures(values)
+  return out + failures(values, sets)
 
 
-def verifier_failures(values: dict[str, Any]) -> list[str]:
-  """One line on failures of the verifier in an evaluation; [] without any."""
-  failed = values["val-aux/verifier_failures"]
-  if not failed:
-    return []
-  return [
-      f"verifier or reward functions failed {failed:,} times in this"
-      " evaluation: such responses count as incorrect, or with a reward of 0,"
-      " and are left out of the mean of the function"
-  ]
+def failures(values: dict[str, Any], sets: Sequence[Responses]) -> list[str]:
+  """Lines on failures in an evaluation; [] without any."""
+  out = [not_measured(x) for x in sets if not x.measured]
+  if (failed := values["val-aux/verifier_failures"]) and not out:
+    out.append(
+        f"verifier or reward functions failed {failed:,} times in this"
+        " evaluation: without a verdict a response counts as incorrect, and"
+        " without a score it is left out of the means of rewards"
+    )
+  return out
+
+
+def not_measured(responses: Responses) -> str:
+  """Why a set has no score, and the remedy."""
+  count = responses.lengths_NG.size
+  if not responses.unknown:
+    return (
+        f"{responses.name} has no score: reward.functions returned None for all"
+        f" {count:,} responses"
+    )
+  what = "the verifier" if responses.measure == "acc" else "reward.functions"
+  return (
+      f"{responses.name} has no score: {what} failed on"
+      f" {responses.unknown:,} of {count:,} responses, more than"
+      f" {NOT_MEASURED:.0%}; read the first traceback above, repair the"
+      " verifier or the server, and evaluate the checkpoint again"
+      " (--stage=evaluate)"
+  )
 
 
 def chose(which: str, validation: Callable[[], object]) -> bool:

@@ -45,7 +45,7 @@ def is_complete(state: RLState, total: int, display: Any) -> bool:
 
 def between_steps(
     c,
-    evaluate: Callable[[Tree, RLState], float],
+    evaluate: Callable[[Tree, RLState], float | None],
     stage: ResumableStage,
     health: HealthMonitor,
     logger: StepLogger,
@@ -71,7 +71,9 @@ def between_steps(
   return goes_on
 
 
-def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
+def evaluation(
+    c, *, output: Output, **parts: Any
+) -> Callable[..., float | None]:
   """(params, RL state) -> the score by which checkpoints compete; logs it.
 
   `parts` are further keywords of `evaluate`.
@@ -90,10 +92,11 @@ def run(
     answer: Callable[..., str],
     params: Tree,
     state: RLState,
-) -> float:
+) -> float | None:
   """Logs an evaluation; returns the score by which checkpoints compete.
 
-  `answer` is of the task, for the calibration before and after RL.
+  The score is None if it was not measured. `answer` is of the task, for the
+  calibration before and after RL.
   """
   state.wait()  # sampler and verifiers are shared
   say, start = output.display.say, time.monotonic()
@@ -115,7 +118,11 @@ def run(
   values["timing_s/testing"] = time.monotonic() - start
   output.log.metrics("evaluate", state.step, values)
   if first_or_last and jax.process_index() == 0:
-    held_out = [x for x in responses if not x.chooses and x.measure == "acc"]
+    held_out = [
+        x
+        for x in responses
+        if not x.chooses and x.measure == "acc" and x.measured
+    ]
     bins = {x.name: accuracy.calibration(x, answer) for x in held_out}
     calibration.write(output.workdir, state.step, bins)
   for of_set in responses:
@@ -131,6 +138,8 @@ def run(
       )
     measure = of_set.measure
     name = f"val-core/{of_set.name}/{measure}/mean@{c.evaluate.mean_of}"
+    if name not in values:
+      continue  # `evaluate.failures` says so
     mean, half = values[name], values[name + "/ci95"]
     suffix = f" of {of_set.name}" if responses[1:] else ""
     what, text = "accuracy", f"{mean:.1%} +- {half:.1%}"
@@ -160,11 +169,16 @@ def run(
   lines = run_log.read_metrics(output.workdir)
   found = alerts.of_evaluation(values, config_lib.flat(c))
   broken = [alert.message for alert in found]
-  broken += evaluate_lib.verifier_failures(values)
+  broken += evaluate_lib.failures(values, responses)
   for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
   if band and band.band:
     if not state.step:
       say(band.band.about())
     band.check(values | dict(stage="evaluate", step=state.step))
-  return values[accuracy.SCORE]
+  if accuracy.SCORE not in values:
+    say(
+        f"warning: the evaluation at step {state.step} chooses no checkpoint:"
+        " a set that chooses was not measured"
+    )
+  return values.get(accuracy.SCORE)

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from rl_reason.base.structs import Array, Rollouts
+from rl_reason.checks import facts
 from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
 from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
@@ -33,7 +34,14 @@ def rewards(
       for x in found
       if x.name in models and c.reward.model_scale == "running"
   }
-  return Rewards(found, runner, models, c.reward.process != "none", running)
+  return Rewards(
+      found,
+      runner,
+      models,
+      by_step=c.reward.process != "none",
+      running=running,
+      by_verdict=facts.by_verdict(c),
+  )
 
 
 def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:

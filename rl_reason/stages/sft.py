@@ -263,7 +263,13 @@ def _evaluate(
   if not verified:
     say = output.display.say
     return say("SFT: no accuracy, since no row has a reference answer")
-  greedy = values[f"val-core/{verified[0].name}/acc/greedy"]
+  name = f"val-core/{verified[0].name}/acc/greedy"
+  if name not in values:
+    why = evaluate_lib.not_measured(verified[0])
+    return output.display.say(
+        f"warning: SFT: sft.threshold is not checked: {why}"
+    )
+  greedy = values[name]
   output.display.say(
       f"SFT: {greedy:.1%} of"
       f" {'validation' if verified[0].chooses else 'held-out'} prompts"
