@@ -39,9 +39,9 @@ X = "x = 1\n"
         (f"```python\n{X}```\nBetter:\n```python\nx = 2\n```", "x = 2\n"),
         (f"```python\n{X}```\nIt prints\n```\n1\n```", X),
         (f"```python\n{X}```\n```text\n1\n```", X),
-        *[(f"  ```python\n  {X}  ```", f"  {X}"), ("```python\n```", "")],
+        *[(f"  ```python\n  {X}  ```", X), ("```python\n```", "")],
         ("```python\ns = 'a```b'\n```", "s = 'a```b'\n"),
-        (f"```python\n{X}```\n```python\nx = ", None),  # never finished
+        (f"```python\n{X}```\n```python\nx = ", X),  # never finished
         *[("```bash\nls\n```", None), ("`" * 10**6, "`" * 10**6)],
     ],
 )
@@ -109,7 +109,7 @@ def test_verdicts_say_why():
         ("def f(x):\n  while True: pass", "timeout"),
         ("import os\nos._exit(0)", "crash"),
         ("def f(x):\n  a = []\n  while True: a += [a] * 10**6", "memory"),
-        ("```python\ndef f(x): return x * x", "refused"),
+        ("```bash\nls\n```", "refused"),
     ],
 )
 def test_reasons(program, reason):

@@ -8,6 +8,7 @@ functions.
 import builtins
 import functools
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 
@@ -36,9 +37,9 @@ def _load(module: types.ModuleType, prompt: str, program: str) -> None:
   try:
     code = compile(program, "program", "exec")
   except SyntaxError:
-    if not prompt:
-      raise
-    source, prompt = code_prompts.continued(prompt, program), ""
+    source = textwrap.dedent(program)  # a block within a list has a margin
+    if prompt:
+      source, prompt = code_prompts.continued(prompt, program), ""
     code = compile(source, "program", "exec")
   exec(compile(code_prompts.module(prompt), "prompt", "exec"), module.__dict__)
   exec(code, module.__dict__)

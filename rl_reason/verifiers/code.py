@@ -11,6 +11,7 @@ enter the sandbox.
 
 import ast
 import contextlib
+import functools
 import json
 import math
 import os
@@ -18,9 +19,8 @@ import re
 import subprocess
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import code_prompts, sandbox
-
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
+from rl_reason.verifiers import code_blocks, code_prompts, sandbox, tester
+from rl_reason.verifiers.code_blocks import program
 
 
 class Verdict(NamedTuple):
@@ -69,25 +69,6 @@ class Streams(NamedTuple):
   tolerance: float | None = None
 
 
-def program(text: str) -> str | None:
-  """The program of a response: its last Python block, or the whole response.
-
-  A block without a language counts if no block is marked as Python. None if the
-  response has blocks but no such block, or if the last block is not closed.
-  """
-  marks = list(_FENCE.finditer(text))
-  if not marks:
-    return text
-  if len(marks) % 2:
-    return None
-  found: dict[bool, str] = {}
-  for start, end in zip(marks[::2], marks[1::2], strict=True):
-    label = start[1].lower()
-    if label in ("", "py", "py3", "python", "python3"):
-      found[bool(label)] = text[start.end() + 1 : end.start()]
-  return found.get(True, found.get(False))
-
-
 def completion(text: str, stop: tuple[str, ...]) -> str:
   r"""A response of a base model up to its first stop text.
 
@@ -98,7 +79,7 @@ def completion(text: str, stop: tuple[str, ...]) -> str:
   anywhere = tuple(x for x in stop if not x.startswith("\n"))
   within = text.lstrip("\r\n")[:1] in (" ", "\t")
   kept = _before(text, stop if within else anywhere)
-  return _before(text, anywhere) if _FENCE.search(kept) else kept
+  return _before(text, anywhere) if code_blocks.FENCE.search(kept) else kept
 
 
 def _before(text: str, stop: tuple[str, ...]) -> str:
@@ -117,9 +98,19 @@ def stop_texts(reference: str) -> tuple[str, ...]:
 
 def _source(text: str, problem: Calls | Streams) -> str | None:
   """The program of a response to a problem."""
-  if isinstance(problem, Calls):
-    text = completion(text, problem.stop)
-  return program(text)
+  if not isinstance(problem, Calls):
+    return program(text)
+  return program(completion(text, problem.stop), _names(problem))
+
+
+@functools.lru_cache(64)
+def _names(problem: Calls) -> set[str]:
+  """Names of the program that the tests use; empty if they are no Python."""
+  with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+    prompt = code_blocks.Block(code_prompts.module(problem.prompt), True)
+    functions, _ = tester.free(problem.tests, prompt.defines)
+    return set(problem.names) or functions
+  return set(problem.names)
 
 
 def _calls(source: str, problem: Calls, tier, limits) -> Verdict:

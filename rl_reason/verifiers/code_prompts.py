@@ -50,9 +50,14 @@ def continued(prompt: str, program: str) -> str:
 
 def unwritten(prompt: str) -> set[str]:
   """Functions of a prompt whose body is empty or only a docstring."""
+  return unwritten_in(ast.parse(module(prompt)))
+
+
+def unwritten_in(tree: ast.Module) -> set[str]:
+  """Functions of a module whose body is empty or only a docstring."""
   return {
       node.name
-      for node in ast.parse(module(prompt)).body
+      for node in tree.body
       if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
       and all(
           isinstance(x, ast.Pass)

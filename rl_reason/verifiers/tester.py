@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 
 from rl_reason.verifiers import code_prompts, wire
 
@@ -30,7 +31,7 @@ class Truth:
     return self._truth
 
 
-def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
+def free(tests: str, space: Iterable[str]) -> tuple[set[str], set[str]]:
   """Undefined names of tests: the candidate's functions, and modules.
 
   A function may be passed as an argument and not called: `sorted(x, key=f)`. If
@@ -141,7 +142,7 @@ class _Tests:
       exec(compile(code_prompts.module(prompt), "prompt", "exec"), space)
       for name in () if names else code_prompts.unwritten(prompt):
         del space[name]  # the program writes it
-      functions, modules = _free(tests, space)
+      functions, modules = free(tests, space)
       for name in names or functions:
         space[name] = functools.partial(self.call, name)
       # MBPP's asserts name modules that only its solutions import.
