@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import types
+import zipfile
 
 import checkpoints as hf_files
 import jax
@@ -19,6 +20,7 @@ from checkpoints import bits, checkpoint, with_tokenizer
 from configs import grpo
 from rl_reason import environments, hf, run
 from rl_reason.base import config, errors
+from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checks import (
@@ -30,8 +32,9 @@ from rl_reason.checks import (
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
-from rl_reason.stages import evaluate, origin
+from rl_reason.stages import evaluate, origin, trained
 
+ENGINE = named_code.ENGINE
 MINE = """
 def short(response, row, *, scale: float = 1.0):
   return -scale * len(response.text)
@@ -94,6 +97,126 @@ def test_whose_code_it_is(place, monkeypatch):
     why = named_code.why_foreign(name, place.run)
     assert bool(why) == bool(words) and words in why, name
   assert not {"my_code", "evil", "gone"} & sys.modules.keys()
+
+
+PAYLOAD = """
+import pathlib
+pathlib.Path("MARK").write_text("")
+f = Task = print
+"""
+
+
+def stranger(here):
+  """Puts the same payload everywhere; returns names, and what they say."""
+  mark = here / "ran"
+  text = PAYLOAD.replace("MARK", str(mark))
+  other = here / "out" / "of a stranger"  # a run that is not called runs
+  for path in (
+      here / "runs/a/payload.py",
+      here / "runs/a/deep/er/payload.py",
+      here / "runs/a/pack/__init__.py",
+      here / "runs/helpers/payload.py",
+      other / "by_path.py",
+  ):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  (here / "runs/a/pack/inner.py").write_text("f = Task = print")
+  (other / "config.json").write_text('{"rl.steps": 3}')
+  (here / "linked.py").symlink_to(here / "runs/a/payload.py")
+  (here / "latest").symlink_to(here / "runs/a")
+  (here / "runs/a/pulled.py").symlink_to(here / "my_code.py")
+  (here / "both").mkdir()  # a package without __init__ in two places
+  (here / "runs/a/both").mkdir()
+  (here / "runs/a/both/late.py").write_text(text)
+  with zipfile.ZipFile(here / "runs/a/code.zip", "w") as archive:
+    archive.writestr("zipped.py", text)
+    archive.writestr("zipack/__init__.py", "")
+    archive.writestr("zipack/inner.py", text)
+  sys.path += [str(other), str(here / "runs/a"), str(here / "runs/a/code.zip")]
+  lies = "lies in the work directory "
+  return mark, {
+      "runs.a.payload": lies,
+      "runs.a.deep.er.payload": lies,
+      "runs.a.pack": lies,
+      "runs.a.pack.inner": lies,
+      "runs.a.pulled": lies,
+      "runs.helpers.payload": "the folder of the work directory",
+      "linked": lies,
+      "latest.payload": lies,
+      "by_path": lies,
+      "payload": lies,
+      "pack.inner": lies,
+      "both.late": lies,
+      "zipped": lies,
+      "zipack.inner": lies,
+  }
+
+
+def test_the_file_of_the_whole_name_decides(place):
+  mark, names = stranger(place.here)
+  (place.here / "mine" / "deep").mkdir(parents=True)
+  (place.here / "mine" / "__init__.py").write_text("raise SystemExit")
+  (place.here / "mine" / "deep" / "code.py").write_text(MINE)
+  (place.here / "both" / "own.py").write_text(MINE)
+  (place.here / "empty").mkdir()
+  own = ("my_code", "mine.deep.code", "both.own")
+  for name, words in (names | dict.fromkeys(own, "")).items():
+    for ending in ("", ":f"):
+      why = named_code.why_foreign(name + ending, place.run)
+      assert bool(why) == bool(words) and words in why, (name, why)
+  for name in ("mine.gone", "my_code.gone", ".my_code", "a..b", "empty", ""):
+    assert "there is no module" in named_code.why_foreign(name, place.run)
+  assert not mark.exists() and not {"mine", "both", "runs"} & sys.modules.keys()
+
+
+def test_no_field_runs_code_of_a_stranger(place):
+  """Each field that may name code, in each stage that reads a config."""
+  mark, names = stranger(place.here)
+  flat, before = save(place.run), {*sys.modules}
+  name, rules = "runs.a.payload:f", place.run / "rules.json"
+  rules.write_text(json.dumps([{"name": "r", "weight": 1, "function": name}]))
+  cases = {
+      x: {x: name}
+      for x, spec in FIELDS.items()
+      if isinstance(spec.default, str) and named_code.names_of_code({x: name})
+  }
+  cases |= {x: {x: name, "rollout.engine.name": "vllm"} for x in ENGINE}
+  cases["rules"] = {"reward.functions": f"{rules}*1"}
+  cases["phases"] = {"phases": [f"until=2; reward.functions={name}*1"]}
+  assert len(cases) > 24
+  for case, values in cases.items():
+    (place.run / "config.json").write_text(json.dumps(flat | values))
+    for stage in saved_config.UNUSED:
+      for given in {}, {"log.every": "3"}, {"gone.field": "3"}:
+        with contextlib.suppress(errors.ConfigError):
+          c, _ = saved_config.read(place.run, stage, given)
+          assert not named_code.fields_with_code(config.flat(c)), (case, stage)
+      assert not mark.exists(), (case, stage)
+  assert not {x.partition(".")[0] for x in names} & ({*sys.modules} - before)
+
+
+def test_what_the_user_names_is_imported_wherever_it_is(place):
+  """The command line is the user's, also for a module in a work directory."""
+  _, names = stranger(place.here)
+  (place.run / "kept.py").write_text(MINE)
+  save(place.run, reward__functions="runs.a.payload:f*1")
+  given = dict(reward__functions="runs.a.kept:short*1")
+  c, notes = read(place.run, "evaluate", **given)
+  assert c.reward.functions == "runs.a.kept:short*1" and not notes
+  sys.modules.pop("runs.a.kept")
+
+
+def test_a_critic_of_a_stranger_calls_no_code(place):
+  """Of any run that a config names: rl.init, critic.reuse, a reward model."""
+  flat = save(place.run, critic__head__name="runs.a.payload:f")
+  saver = Checkpoints(place.run / "checkpoints" / "rl")
+  saver.save(1, {"x": np.zeros(2)}, dict(config=flat))
+  saver.close()
+  c = config.with_defaults(grpo.get_config())
+  with pytest.raises(errors.ConfigError, match="names code to import"):
+    trained.other_checkpoint(
+        c, "rl.init", place.run / "checkpoints" / "rl", (), "", print
+    )
 
 
 def test_export_and_serving_call_no_code_of_the_run(place):

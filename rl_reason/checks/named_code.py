@@ -4,45 +4,81 @@ Work directories and checkpoints are shared. A file of a stranger may make no
 code of the stranger run, and call no function of Python or of a library.
 """
 
+import contextlib
+import importlib.machinery
 import importlib.util
+import itertools
 import json
+import os
 import pathlib
+import pkgutil
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rl_reason import environments, tasks
-from rl_reason.base import errors, kinds, own_code
-from rl_reason.tasks import given
+from rl_reason.base import errors, kinds, own_code, phase_plan
+from rl_reason.tasks import constitutions, given, reward_terms
 
 OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
+# Lists of names, separated by commas; a name may follow a key, as in math=m:f.
+LISTS = ("log.loggers", "serve.filter", "data.kind", "data.template")
+# Arguments of `rollout.vllm`, which are objects, or modules that are one.
+ENGINE = ("rollout.engine.args.transfer", "rollout.engine.args.held")
 
 
 def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
   """The fields of a flat config that name code to import."""
-  names = [f"{known.field}.name" for known in kinds.KINDS.values()]
+  terms = str(fields.get("reward.functions", ""))
   # The address of a judge has a colon as well: it gets responses, and a key.
-  names += ["log.loggers", "reward.functions", "serve.filter"]
-  found = [x for x in names if ":" in str(fields.get(x, ""))]
-  # The keys of these are files, whose names may contain a colon.
-  for name in ("data.kind", "data.template"):
-    values = [x.rpartition("=")[2] for x in str(fields.get(name)).split(",")]
-    found += [name] * any(":" in x for x in values)
-  if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it
-    found.append("rollout.engine.args.transfer")
-  rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
-  foreign = any(functions_of_rules(pathlib.Path(x.strip())) for x in rules)
-  if foreign and "reward.functions" not in found:
-    found.append("reward.functions")
-  task = fields.get("task.name", tasks.FILES)
-  if task not in (*tasks.NAMES, tasks.FILES):
-    found += ["task.name"] * (not task.startswith(f"{tasks.GYM}:"))
-  if fields.get("environment.name", "") not in (*OWN, *tasks.NAMES):
-    found.append("environment.name")
-  return found
+  asks = ["reward.functions"] * asks_a_judge(terms)
+  return list(dict.fromkeys([*names_of_code(fields), *asks]))
+
+
+def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
+  """The code that a flat config names: fields -> 'module:name', or 'module'."""
+  out: dict[str, list[str]] = {}
+  for known in kinds.KINDS.values():
+    out[f"{known.field}.name"] = [str(fields.get(f"{known.field}.name", ""))]
+  for name in LISTS:
+    items = str(fields.get(name, "")).split(",")
+    out[name] = [x.rpartition("=")[2].strip() for x in items]
+  out["reward.functions"] = [
+      function
+      for part in reward_terms.parts(str(fields.get("reward.functions", "")))
+      for function in functions_of_term(part)
+  ]
+  out = {name: [x for x in found if ":" in x] for name, found in out.items()}
+  out |= {name: [str(fields[name])] for name in ENGINE if fields.get(name)}
+  of_tasks = str(fields.get("evaluate.tasks", "")).split(",")
+  for name, found in (
+      ("task.name", [str(fields.get("task.name", tasks.FILES))]),
+      ("evaluate.tasks", [x.partition("(")[0].strip() for x in of_tasks]),
+      ("environment.name", [str(fields.get("environment.name", ""))]),
+  ):
+    own = (*OWN, *tasks.NAMES, tasks.FILES)
+    gym = f"{tasks.GYM}:"
+    out[name] = [x for x in found if x not in own and not x.startswith(gym)]
+  for phase in fields.get("phases") or ():
+    with contextlib.suppress(ValueError):  # refused where it is parsed
+      changed = phase_plan.parse([phase])[0].fields
+      more = [x for found in names_of_code(changed).values() for x in found]
+      out["phases"] = out.get("phases", []) + more
+  return {name: found for name, found in out.items() if found}
+
+
+def functions_of_term(text: str) -> list[str]:
+  """The functions of a term of the reward; those that a constitution names."""
+  try:
+    name = reward_terms.term(text).name
+  except ValueError:  # refused where it is parsed
+    name = text
+  if (rules := constitutions.of_term(name)) is not None:
+    return functions_of_rules(rules)
+  return [] if reward_terms.is_model(name) else [name.partition("(")[0]]
 
 
 def asks_a_judge(terms: str) -> bool:
@@ -81,7 +117,8 @@ def why_foreign(name: str, workdir: pathlib.Path) -> str:
   """Why code that a work directory names may not be imported; '' if it may.
 
   The user's own modules may be: modules of the working directory or of
-  PYTHONPATH, outside of the work directory. To ask imports nothing.
+  PYTHONPATH, outside of all work directories. The file of the whole dotted name
+  decides, and the files of its packages. To ask imports nothing.
 
   Args:
     name: 'module:function', 'package.module:Class', or a module.
@@ -89,22 +126,102 @@ def why_foreign(name: str, workdir: pathlib.Path) -> str:
   """
   if name.startswith(given.LOCAL):
     return "it was an object of the Python session that trained"
-  module = name.partition(":")[0].partition(".")[0]
   own_code.search_working_directory()
-  try:
-    spec = importlib.util.find_spec(module)
-  except (ImportError, ValueError):
-    spec = None
-  if spec is None:
-    return f"there is no module {module} in {pathlib.Path.cwd()} or PYTHONPATH"
-  places = [spec.origin or "", *(spec.submodule_search_locations or [])]
+  module = name.partition(":")[0]
+  top, found = module.partition(".")[0], list(_parts(module))
+  if found and (top in sys.stdlib_module_names or top == "rl_reason"):
+    return f"{top} belongs to Python or to rl_reason"
   standard = pathlib.Path(sysconfig.get_path("stdlib")).resolve()
-  for place in (pathlib.Path(x).resolve() for x in places if x):
-    of_python = place.is_relative_to(standard)
-    if module in sys.stdlib_module_names or of_python or module == "rl_reason":
-      return f"{module} belongs to Python or to rl_reason"
-    if LIBRARIES & set(place.parts):
-      return f"{module} is a library"
-    if place.is_relative_to(workdir.resolve()):
-      return f"{place} lies in the work directory"
+  places = [x.file for x in found if x.file]
+  # Where the search ends; elsewhere such directories run nothing.
+  for place in [*places, *(x for one in found[-1:] for x in one.directories)]:
+    real = place.resolve()
+    if LIBRARIES & {*place.parts, *real.parts}:
+      return f"{top} is a library"
+    if real.is_relative_to(standard):
+      return f"{top} belongs to Python or to rl_reason"
+    if run := _work_directory(place, workdir):
+      return f"{place} lies in the work directory {run}"
+  folder = workdir.resolve().parent
+  # The folder of the runs may be a stranger's as a whole.
+  if folder in (x.resolve() for one in found for x in one.directories):
+    return f"{module} lies in {folder}, the folder of the work directory"
+  if len(found) < module.count(".") + 1 or not found[-1].file:
+    return f"there is no module {module} in {pathlib.Path.cwd()} or PYTHONPATH"
   return ""
+
+
+class _Part(NamedTuple):
+  """A part of a dotted name.
+
+  Attributes:
+    file: which an import runs; None of a package without `__init__`.
+    directories: of a package, in which the next part is looked for.
+  """
+
+  file: pathlib.Path | None
+  directories: list[pathlib.Path]
+
+
+def _parts(module: str) -> Iterator[_Part]:
+  """The parts of a dotted name, as far as they are found; imports nothing."""
+  places: list[str] = []
+  for name in itertools.accumulate(module.split("."), "{}.{}".format):
+    if (spec := _spec(name, places)) is None:
+      return
+    loaded = sys.modules.get(name)
+    there = spec.submodule_search_locations or ()
+    places = [*getattr(loaded, "__path__", there)]
+    directories = [pathlib.Path(os.path.abspath(x)) for x in places]
+    origin = spec.has_location and spec.origin
+    file = pathlib.Path(os.path.abspath(origin)) if origin else None
+    yield _Part(file, directories)
+
+
+def _spec(
+    name: str, places: list[str]
+) -> importlib.machinery.ModuleSpec | None:
+  """Where a module is; `importlib.util.find_spec` would import its package.
+
+  Args:
+    name: the dotted name.
+    places: where its package looks for modules.
+  """
+  if name in sys.modules or "." not in name:
+    with contextlib.suppress(ImportError, ValueError):
+      return importlib.util.find_spec(name)
+    return None
+  portions = []
+  for place in places:
+    finder = pkgutil.get_importer(place)
+    found = finder.find_spec(name) if finder else None
+    if found and found.loader:
+      return found
+    portions += (found and found.submodule_search_locations) or ()
+  if not portions:
+    return None
+  namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
+  namespace.submodule_search_locations = portions
+  return namespace
+
+
+def _work_directory(
+    place: pathlib.Path, workdir: pathlib.Path
+) -> pathlib.Path | None:
+  """The work directory, this or another one, that a file lies in.
+
+  A link counts where it is, and where it leads.
+  """
+  for one in (place, place.resolve()):
+    for parent in (one, *one.parents):
+      if parent.resolve() == workdir.resolve() or _is_run(parent):
+        return parent
+  return None
+
+
+def _is_run(place: pathlib.Path) -> bool:
+  """Whether a directory has the config of a run, or what is left of one."""
+  with contextlib.suppress(OSError, ValueError, RecursionError):
+    text = (place / "config.json").read_text(encoding="utf-8")
+    return "rl.steps" in json.loads(text)
+  return False

@@ -53,9 +53,12 @@ OVERRIDES = {
 # Stage -> fields that name code, where the stage does not call it.
 _ALGORITHM = (
     *(f"{x.field}.name" for x in kinds.KINDS.values()),
-    "rollout.engine.args.transfer",  # names a module, too
+    *named_code.ENGINE,
 )
-_ROWS = ("task.name", "environment.name", "data.kind", "data.template")
+_ROWS = (
+    *("task.name", "evaluate.tasks", "environment.name"),
+    *("data.kind", "data.template"),
+)
 _SCORES = ("reward.functions", "log.loggers")
 UNUSED = {
     "export": (
@@ -99,9 +102,10 @@ def read(
     _leave_out(fields, name)
   if stage not in UNUSED:
     named_code.refuse_code(str(saved), fields)
+  _refuse_foreign(fields, workdir, stage, given)
   config = config_lib.unflat(fields)
   if stage == "replay":
-    return _for_replay(config, workdir, named, given)
+    return _for_replay(config, workdir, given)
   config_lib.override(config, given)
   config_lib.expand(config)
   checked.bounds(config, given)
@@ -110,7 +114,7 @@ def read(
     return config, _for_evaluation(config, workdir, given)
   called = {"export": "critic.head.name", "serve": "serve.filter"}.get(stage)
   if called and called not in given:
-    _require(config, called, workdir)
+    _require(config, called)
   return config, []
 
 
@@ -145,18 +149,17 @@ def _fields(workdir: pathlib.Path) -> dict[str, Any]:
 def _for_replay(
     own: ml_collections.ConfigDict,
     workdir: pathlib.Path,
-    named: list[str],
     given: Mapping[str, Any],
 ) -> tuple[ml_collections.ConfigDict, list[str]]:
   """The config of a run with overrides of its credit and its update.
 
   Raises:
-    ConfigError: code that the run named in the fields `named` cannot be
-      imported; the overrides do not fit together, or change the batch.
+    ConfigError: code that the run named cannot be imported; the overrides do
+      not fit together, or change the batch.
   """
-  for name in {*named} - {*UNUSED["replay"]}:
+  for name in named_code.fields_with_code(config_lib.flat(own)):
     if name != "reward.functions":
-      _require(own, name, workdir)
+      _require(own, name)
       continue
     for term in reward_terms.terms(own.reward.functions):
       if why := _why_lost(term.name, workdir):
@@ -219,11 +222,11 @@ def _for_evaluation(
       rules.refuse(config, name, why)
   if "task.name" in given and "data.evaluate" not in given:
     config.data.evaluate = ""  # it belongs to the task of the run
-  own = ["task.name", "environment.name", "data.kind"]
+  own = ["task.name", "evaluate.tasks", "environment.name", "data.kind"]
   if not run_directory.has_rows(workdir, config):
     own.append("data.template")
   for name in own:
-    _require(config, name, workdir)
+    _require(config, name)
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
@@ -242,7 +245,9 @@ def _for_evaluation(
   judged = getattr(tasks.get(config.task.name), "verifies", True)
   verified = judged or facts.environment(config)
   needed = not verified or verifiers.NONE in kinds_of_rows
-  return _leave_out_terms(config, workdir, needed=needed)
+  of_user = "reward.functions" in given
+  saved = None if of_user else workdir
+  return _leave_out_terms(config, saved, needed=needed)
 
 
 def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
@@ -265,9 +270,14 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
 
 
 def _leave_out_terms(
-    config, workdir: pathlib.Path, *, needed: bool
+    config, workdir: pathlib.Path | None, *, needed: bool
 ) -> list[str]:
   """Leaves out terms of the reward that cannot be called; says which.
+
+  Args:
+    config: of the evaluation.
+    workdir: whose config names the terms; None: the user does.
+    needed: see below.
 
   Raises:
     ConfigError: none is left, and they are `needed` to judge the rows.
@@ -297,17 +307,14 @@ def _leave_out_terms(
   ]
 
 
-def _why_lost(name: str, workdir: pathlib.Path) -> str:
+def _why_lost(name: str, workdir: pathlib.Path | None) -> str:
   """Why a term of the reward cannot be called; '' if it can."""
   if reward_terms.is_model(name):
     return ""
-  named = [name.partition("(")[0]]
-  if (rules := constitutions.of_term(name)) is not None:
-    if named_code.asks_a_judge(name):
-      return "it sends responses to a server"
-    named = named_code.functions_of_rules(rules)
-  for function in named:
-    if ":" in function:
+  if workdir and constitutions.of_term(name) and named_code.asks_a_judge(name):
+    return "it sends responses to a server"
+  for function in named_code.functions_of_term(name):
+    if workdir and ":" in function:
       if why := named_code.why_foreign(function, workdir):
         return why
   try:
@@ -317,21 +324,44 @@ def _why_lost(name: str, workdir: pathlib.Path) -> str:
   return ""
 
 
-def _require(config, name: str, workdir: pathlib.Path) -> None:
-  """Refuses a field that names code which may not, or cannot, be imported."""
+def _refuse_foreign(
+    fields: dict[str, Any],
+    workdir: pathlib.Path,
+    stage: str,
+    given: Mapping[str, Any],
+) -> None:
+  """Refuses foreign code, before a check looks up a function.
+
+  Foreign code of a field that is `given` is left out: the user's is called.
+
+  Raises:
+    ConfigError: a field names code of a work directory, of Python or of a
+      library, or code that is gone.
+  """
+  faults = []
+  for name, found in named_code.names_of_code(fields).items():
+    reasons = (named_code.why_foreign(item, workdir) for item in found)
+    why = next(filter(None, reasons), "")
+    # An evaluation leaves terms of the reward out, and says which. Its prompts
+    # may be rendered already.
+    if not why or (stage, name) == ("evaluate", "reward.functions"):
+      continue
+    if (stage, name) == ("evaluate", "data.template"):
+      if run_directory.has_rows(workdir, config_lib.unflat(fields)):
+        continue
+    if name not in given:
+      value = fields[name]
+      faults.append(f"{name} = {value!r}: cannot be imported: {why}; {REMEDY}")
+    _leave_out(fields, name)
+  if faults:
+    raise ConfigError(*faults)
+
+
+def _require(config, name: str) -> None:
+  """Refuses a field that names code which cannot be imported."""
   value = config_lib.at(config, name)
-  if name not in named_code.fields_with_code({name: value}):
-    return
-  several = name.startswith(("data.", "serve."))
-  for part in value.split(",") if several else [value]:
-    item = part.rpartition("=")[2].strip()
-    if several and ":" not in item:
-      continue  # of the package, or a file of rules
-    why = named_code.why_foreign(item, workdir)
-    if not why:
-      try:
-        functions.load(item)
-      except ConfigError as e:
-        why = str(e)
-    if why:
-      rules.refuse(config, name, f"cannot be imported: {why}; {REMEDY}")
+  for item in named_code.names_of_code({name: value}).get(name, ()):
+    try:
+      functions.load(item)
+    except ConfigError as e:
+      rules.refuse(config, name, f"cannot be imported: {e}; {REMEDY}")

@@ -375,11 +375,7 @@ def reward_model(
   checkpoints, step = other_checkpoint(
       c, field, name, equal, "--stage=reward_model", say
   )
-  fields = checkpoints.host(step)["config"]
-  if fields["critic.head.name"] != c.critic.head.name:
-    head = {"critic.head.name": fields["critic.head.name"]}
-    named_code.refuse_code(f"{field} = {name}", head)
-  theirs = config_lib.unflat(fields)
+  theirs = config_lib.unflat(checkpoints.host(step)["config"])
   theirs.mesh = c.mesh  # of the devices that score
   trunk = model_config(theirs, vocab=model.cfg.vocab, tokens=model.cfg.tokens)
   cfg = critic_config(theirs, trunk)
@@ -435,6 +431,7 @@ def other_checkpoint(
     say: shows a line.
 
   Raises:
+    ConfigError: its critic has a head of code that this config does not name.
     RunError: there is none, or a field differs.
   """
   checkpoints = Checkpoints(pathlib.Path(path))
@@ -444,6 +441,9 @@ def other_checkpoint(
         f"{field} = {path}: holds no complete checkpoint; {command} writes one"
     )
   there = checkpoints.host(step)["config"]
+  head = "critic.head.name"
+  if there.get(head, c.critic.head.name) != c.critic.head.name:
+    named_code.refuse_code(f"{field} = {path}", {head: there[head]})
   require_equal(f"{field} = {path}", config_lib.flat(c), there, equal)
   return checkpoints, step
 
