@@ -21,7 +21,7 @@ from rl_reason.models import checksums, decoder
 from rl_reason.rollout import sampler, vllm
 from rl_reason.rollout.external import Completion, ExternalEngine, Held
 
-T = 12
+T, EOS = 12, tiny.TOK.eos_token_id
 
 
 class StandIn:
@@ -88,7 +88,9 @@ def external(engine):
       names=tensor_names.names(tiny.CFG),
       tensors=functools.partial(tensor_names.named_tensors, cfg=tiny.CFG),
   )
-  return ExternalEngine(engine, None, max_tokens=T, **named, **static)
+  return ExternalEngine(
+      engine, None, max_tokens=T, vocab=tiny.CFG.vocab, **named, **static
+  )
 
 
 def sampled(engine, params):
@@ -144,7 +146,7 @@ class Canned:
 
 def test_rows_of_responses():
   """Three prompts, two responses each; tokens of others are padding."""
-  canned = Canned(Completion([5, 6], [-0.5, -1.5], True))
+  canned = Canned(Completion([5, EOS], [-0.5, -1.5], True))
   engine, params = external(canned), tiny.params()
   rollouts = sampled(engine, params)
   # New weights are sent once, also if only the last array is another one.
@@ -161,7 +163,7 @@ def test_rows_of_responses():
   assert rollouts.ids_B.tolist() == [0, 0, 1, 1, 2, 2]
   assert (
       rollouts.tokens_BL[:, tiny.P :].tolist()
-      == [[5, 6] + [tiny.TOK.pad_token_id] * (T - 2)] * 6
+      == [[5, EOS] + [tiny.TOK.pad_token_id] * (T - 2)] * 6
   )
   assert rollouts.mask_BT.sum(1).tolist() == [2] * 6
   assert not rollouts.truncated_B.any()
@@ -173,12 +175,98 @@ def test_rows_of_responses():
         (Canned(Completion([5, 6], [-0.5], True)), "needs as many of both"),
         (Canned(Completion([], [], True)), "has 0 tokens"),
         (Canned(Completion([5] * 13, [-0.5] * 13, True)), "has 13 tokens"),
-        (Canned(Completion([5], [-0.5], True), 4), "2 of 6 responses are miss"),
+        (
+            Canned(Completion([5], [-0.5], False), 4),
+            "2 of 6 responses are miss",
+        ),
     ],
 )
 def test_what_an_engine_gets_wrong_is_named(canned, words):
   with pytest.raises(RunError, match=words):
     sampled(external(canned), tiny.params())
+
+
+class Raw(Canned):
+  """Yields what it is given."""
+
+  def generate(self, requests):
+    yield from self.completion
+
+
+def whole(tokens=(5, EOS), logps=(-0.5, -1.5), stopped=True):
+  return Completion(tokens, logps, stopped)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (None, "response 0: entry 0 of 1 is None, not a log-prob"),
+        *(
+            ([(0, whole(logps=[-0.5, x]))], "entry 1 of 2 is .*, not a log-pro")
+            for x in (
+                *(
+                    np.nan,
+                    -np.inf,
+                    5,
+                    -1e300,
+                    True,
+                    "-0.5",
+                    None,
+                    [-0.5],
+                    1e400,
+                ),
+                *(np.float32("nan"), 1j, np.bool_(True)),
+            )
+        ),
+        *(
+            (
+                [(0, whole(tokens=[x, EOS]))],
+                "entry 0 of 2 is .*, not a token id",
+            )
+            for x in (-1, 10**6, 2**70, 5.0, True, "5", None, np.float32(5))
+        ),
+        ([(0, whole("51"))], "'51' is no list with a token id per entry"),
+        ([(0, whole({5: 1}))], "is no list with a token id per entry"),
+        ([(0, whole(np.int32(5)))], "no list with a token id per entry"),
+        (
+            [(0, whole([5, 6]))],
+            "stopped at the token 6, which is none of the st",
+        ),
+        ([(0, whole([EOS, 6]))], "goes on after the stop token 1"),
+        ([(0, whole()), (0, whole())], "response 0: it comes a second time"),
+        *(
+            ([(x, whole())], "an answer: entry 0 of 1 is .*, not an index from")
+            for x in (6, -1, 0.0, True, "0", None)
+        ),
+        ([whole()], "an answer: it is not \\(index of the request, response"),
+        ([(0, (5, EOS))], "response 0: it is a tuple"),
+    ],
+)
+def test_numbers_of_an_engine_are_not_believed(answers, words):
+  """The error names the engine's server, and what it may serve instead."""
+  engine = Raw(answers or [(0, whole([5], [None], False))])
+  engine.url = "http://127.0.0.1:9"
+  with pytest.raises(RunError, match=words) as e:
+    sampled(external(engine), tiny.params())
+  assert "rollout.engine.name (http://127.0.0.1:9): " in str(e.value)
+  assert "resumes the run" in str(e.value) and "\n" not in str(e.value)
+
+
+def test_arrays_of_an_engine_and_a_stop_at_the_last_token():
+  """Whether a stop token ended a response is read from its last token."""
+  arrays = np.array([5, EOS]), np.array([-0.5, 0.0], np.float32)
+  rows = [whole(*arrays), whole(stopped=False), whole([5, 6], stopped=False)]
+  engine = Raw([(np.int64(n), x) for n, x in enumerate(rows * 2)])
+  rollouts = sampled(external(engine), tiny.params())
+  assert rollouts.truncated_B.tolist() == [False, False, True] * 2
+
+
+@pytest.mark.parametrize("found", [None, {}, (3, {}), Held("3"), Held(3, None)])
+def test_an_answer_about_weights_has_a_form(found):
+  engine = Canned(whole())
+  engine.held = lambda: found
+  with pytest.raises(RunError, match="must return an `external.Held`"):
+    sampled(external(engine), tiny.params())
 
 
 def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
@@ -269,7 +357,7 @@ class Answering(Canned):
   """Says which weights it holds: it keeps a part of what it was sent."""
 
   def __init__(self):
-    super().__init__(Completion([5, 6], [-0.5, -1.5], True))
+    super().__init__(Completion([5, EOS], [-0.5, -1.5], True))
     self.crcs, self.count = {}, 3  # it has served another run
 
   def update_weights(self, tensors):

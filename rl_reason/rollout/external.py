@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_reason.base import servers
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
 from rl_reason.models import checksums
@@ -81,7 +82,8 @@ class Engine(Protocol):
   """The interface of an external engine.
 
   An optional method `held`, without arguments, returns a `Held`. It is called
-  before each update and after each round of responses.
+  before each update and after each round of responses. An optional attribute
+  `url` names the engine's server in errors.
   """
 
   def start_weight_update(self) -> None:
@@ -110,6 +112,7 @@ class ExternalEngine:
     eos: tokens that end a response.
     pad: token that fills the rest of a row.
     max_tokens: of a response.
+    vocab: number of token ids of the model; by default any id is one.
 
   Attributes:
     mesh: devices of the trainer.
@@ -126,8 +129,12 @@ class ExternalEngine:
       eos: int | tuple[int, ...],
       pad: int,
       max_tokens: int,
+      vocab: int = 1 << 31,
   ):
     self._engine, self.mesh = engine, mesh
+    url = getattr(engine, "url", "")
+    self._name = "rollout.engine.name" + (f" ({url})" if url else "")
+    self._vocab = vocab
     self._names, self._tensors = names, tensors
     self._stop = (eos,) if isinstance(eos, int) else tuple(eos)
     self._pad, self._max_tokens = pad, max_tokens
@@ -152,7 +159,7 @@ class ExternalEngine:
     """As `RolloutEngine.stream`, on host arrays; the last item has `held`.
 
     Raises:
-      RunError: a response is missing, too long, or lacks log-probs.
+      RunError: a response is missing, or is not one of this model.
     """
     self._send(params)
     requests, prompt_B = self._requests(
@@ -180,14 +187,9 @@ class ExternalEngine:
 
     on_dispatch()
     yielded = 0
-    for b, completion in self._engine.generate(requests):
+    for answer in self._engine.generate(requests):
+      b, completion = self._checked(answer, ended_B)
       length = len(completion.tokens)
-      if not 0 < length <= width or len(completion.logps) != length:
-        raise RunError(
-            f"rollout.engine.name: a response has {length} tokens and"
-            f" {len(completion.logps)} log-probs; it needs as many of both,"
-            f" from 1 to rollout.max_tokens = {width}"
-        )
       tokens_BT[b, :length] = completion.tokens
       logps_BT[b, :length] = completion.logps
       lengths_B[b], truncated_B[b] = length, not completion.stopped
@@ -197,7 +199,7 @@ class ExternalEngine:
         yield responses()
     if not ended_B.all():
       raise RunError(
-          f"rollout.engine.name: {rows - ended_B.sum()} of {rows} responses are"
+          f"{self._name}: {rows - ended_B.sum()} of {rows} responses are"
           " missing: look at the log of the engine"
       )
 
@@ -205,6 +207,59 @@ class ExternalEngine:
       return checksums.Answer(checksums.on_device(params), self._fault())
 
     yield responses()._replace(held=held)
+
+  def _checked(self, answer: Any, ended_B: np.ndarray) -> tuple:
+    """The index and the response of an answer of the engine."""
+    where = "an answer"
+    try:
+      if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise servers.Fault("it is not (index of the request, response)")
+      b = servers.index(answer[0], len(ended_B))
+      where = f"response {b}"
+      if ended_B[b]:
+        raise servers.Fault("it comes a second time")
+      if not isinstance(answer[1], Completion):
+        raise servers.Fault(f"it is a {type(answer[1]).__name__}")
+      found, width = answer[1], self._max_tokens
+      tokens = servers.token_ids(found.tokens, self._vocab)
+      logps = servers.log_probs(found.logps)
+      if not 0 < len(tokens) <= width or len(logps) != len(tokens):
+        raise servers.Fault(
+            f"it has {len(tokens)} tokens and {len(logps)} log-probs, and needs"
+            f" as many of both, from 1 to rollout.max_tokens = {width}"
+        )
+      ends = [n for n, x in enumerate(tokens, 1) if x in self._stop]
+      if ends and ends[0] < len(tokens):
+        raise servers.Fault(
+            f"it goes on after the stop token {tokens[ends[0]-1]}"
+        )
+      if found.stopped and not ends:
+        raise servers.Fault(
+            f"it stopped at the token {tokens[-1]}, which is none of the stop"
+            f" tokens {', '.join(map(str, self._stop))}; vLLM adds those of"
+            " generation_config.json unless it runs with --generation-config"
+            " vllm"
+        )
+    except servers.Fault as e:
+      raise RunError(
+          f"{self._name}: {where}: {e}. Does the engine serve the model of this"
+          " run with its tokenizer, and with the options of docs/scaling.md?"
+          " The same command resumes the run"
+      ) from None
+    return b, Completion(tokens, logps, bool(ends))
+
+  def _held(self) -> Held:
+    held = self._engine.held()  # type: ignore[attr-defined]
+    if (
+        not isinstance(held, Held)
+        or not isinstance(held.updates, int | None)
+        or not isinstance(held.crcs, Mapping)
+    ):
+      raise RunError(
+          f"{self._name}: its method `held` returns {held!r:.200}, and must"
+          " return an `external.Held`"
+      )
+    return held
 
   def _requests(self, prompts, key, temperature, sizes_N, group_size, filters):
     """The requests, and the prompt of each response."""
@@ -240,7 +295,7 @@ class ExternalEngine:
     sent = [x() for x in self._sent]
     if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
       return
-    before = self._engine.held().updates if self.answers else None
+    before = self._held().updates if self.answers else None
     self._updates = None if before is None else before + 1
     self._crcs = dict.fromkeys(self._names)
     self._engine.start_weight_update()
@@ -261,7 +316,7 @@ class ExternalEngine:
       return f"the engine did not take {_some(left, self._crcs)}"
     if not self.answers:
       return ""
-    held = self._engine.held()
+    held = self._held()
     if self._updates not in (None, held.updates):
       return (
           f"the engine counts {held.updates} updates of its weights in place of"

@@ -6,20 +6,17 @@ a prompt with its response. The log-probs are of the softmax at temperature 1.
 """
 
 import concurrent.futures
-import http.client
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl_reason.base import errors
+from rl_reason.base import errors, servers
 from rl_reason.base.errors import ConfigError, RunError
 
 PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts
 GONE = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
+MOST = 1 << 40  # tokens of a model's context
 CLOSE = 0.1  # nats, mean difference of log-probs of the same tokens
 
 
@@ -30,7 +27,7 @@ class Scorer:
     url: of the server, with or without /v1.
     model: its name there; '' for the only one.
     parallel: requests at a time.
-    seconds: time-out of a request.
+    seconds: deadline of a request and its whole answer.
     patience: seconds that the server may fail before an error.
     key_env: environment variable with the key; '' for none.
     say: shows a line.
@@ -66,8 +63,16 @@ class Scorer:
             " empty"
         )
       self._headers["Authorization"] = f"Bearer {key}"
-    cards = self._ask("v1/models", None, "before RL")["data"]
-    found = {x["id"]: x for x in cards}
+    answer = self._ask("v1/models", None, "before RL")
+    try:
+      cards = servers.get(answer, "data")
+      found = {servers.get(x, "id"): x for x in cards if isinstance(x, dict)}
+      servers.texts([*found])
+    except (servers.Fault, TypeError) as e:
+      raise ConfigError(
+          f"kl.reference = {self._url!r}: /v1/models is not of OpenAI's form"
+          f" ({errors.one_line(e)}): give the address of vLLM or --stage=serve"
+      ) from None
     if model not in found and (model or len(found) != 1):
       raise ConfigError(
           f"kl.server.model = {model!r}: {self._url} has"
@@ -76,8 +81,9 @@ class Scorer:
     self.model = model or next(iter(found))
     card = found[self.model]
     # vLLM counts one sampled token in the length of a request.
-    longest = card.get("max_prompt_len") or card.get("max_model_len", 1) - 1
-    self.longest = longest or None
+    self.longest = _length(card, "max_prompt_len", 0) or _length(
+        card, "max_model_len", 1
+    )
 
   def logps(
       self, prompts: Sequence[Any], when: str
@@ -95,8 +101,8 @@ class Scorer:
     pool = concurrent.futures.ThreadPoolExecutor(self._parallel)
     try:
       return list(pool.map(lambda x: self._score(x, when), prompts))
-    finally:  # after a request has failed, waiting requests are not sent
-      pool.shutdown(cancel_futures=True)
+    finally:  # after a request has failed, the others are not waited for
+      pool.shutdown(wait=False, cancel_futures=True)
 
   def _score(self, prompt: Any, when: str) -> tuple[list[str], list[float]]:
     body = dict(
@@ -110,15 +116,17 @@ class Scorer:
     )
     answer = self._ask("v1/completions", body, when)
     try:
-      found = answer["choices"][0]["logprobs"]
+      found = servers.get(answer, "choices", 0, "logprobs")
       # The last token is the sampled one.
-      tokens, logps = found["tokens"][:-1], found["token_logprobs"][1:-1]
-      logps = [float(x) for x in logps]
-    except (KeyError, IndexError, TypeError, ValueError):
+      tokens = servers.texts(servers.get(found, "tokens"))[:-1]
+      logps = servers.get(found, "token_logprobs")
+      logps = servers.log_probs(logps[1:-1] if isinstance(logps, list) else 0)
+    except servers.Fault as e:
       raise RunError(
           f"kl.reference: {self._url} returns no log-probs of the prompt,"
-          f" {when}: it needs a server whose /v1/completions has `echo` with"
-          " `logprobs`, as vLLM and --stage=serve have"
+          f" {when}: {e}; it needs a server whose /v1/completions has `echo`"
+          " with `logprobs`, as vLLM and --stage=serve have, and a model whose"
+          " log-probs are finite"
       ) from None
     wanted = len(tokens) if isinstance(prompt, str) else len(prompt)
     if not len(tokens) == len(logps) + 1 == wanted:
@@ -136,15 +144,17 @@ class Scorer:
       try:
         answer, self._gone = self._send(path, body), False
         return answer
-      except urllib.error.HTTPError as e:
-        fault, again = f"{e.code}: {_detail(e)}", e.code in GONE
-      except (OSError, http.client.HTTPException, ValueError) as e:
+      except servers.Refused as e:
+        fault, again = str(e), e.status in GONE
+      except servers.Fault as e:
+        fault, again = str(e), False
+      except OSError as e:
         fault, again = errors.one_line(e), True
       where = f"kl.reference: {self._url}/{path}, {when}: {fault}"
       if not again:
         raise RunError(
-            f"{where}; the server refuses the request: correct kl.server.* or"
-            " the options of the server"
+            f"{where}; the server refuses the request, or is another one:"
+            " correct kl.reference, kl.server.* or the options of the server"
         )
       if time.monotonic() + pause > ends:
         raise RunError(
@@ -159,10 +169,26 @@ class Scorer:
       pause = min(2 * pause, LONGEST_PAUSE)
 
   def _send(self, path: str, body: Any) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{self._url}/{path}", data, self._headers)
-    with urllib.request.urlopen(request, timeout=self._seconds) as answer:
-      return json.loads(answer.read())
+    return servers.ask(
+        f"{self._url}/{path}",
+        body,
+        headers=self._headers,
+        seconds=self._seconds,
+        tokens=0 if body is None else len(body["prompt"]) + 1,
+    )
+
+
+def _length(card: dict[str, Any], name: str, less: int) -> int | None:
+  """A length that the card of a model has, minus `less`; None without."""
+  if card.get(name) is None:
+    return None
+  try:
+    return servers.index(card[name], MOST) - less or None
+  except servers.Fault as e:
+    raise ConfigError(
+        f"kl.reference: the server's model has {name} = {card[name]!r:.80}"
+        f" ({e}): use vLLM or --stage=serve"
+    ) from None
 
 
 def check_tokenizer(
@@ -192,13 +218,3 @@ def check_tokenizer(
           " between the server's own tokens and the policy's"
       )
   return ""
-
-
-def _detail(e: urllib.error.HTTPError) -> str:
-  """The message of an error response, or its reason."""
-  text = e.read().decode(errors="replace")
-  try:
-    found = json.loads(text)
-    return " ".join(str(found["error"]["message"]).split())
-  except (ValueError, KeyError, TypeError):
-    return " ".join(text.split())[:200] or str(e.reason)

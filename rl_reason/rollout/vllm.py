@@ -9,16 +9,13 @@ of the user transfers the bytes.
 """
 
 import concurrent.futures
-import http.client
-import json
 import os
-import urllib.request
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
 
-from rl_reason.base import errors, functions
+from rl_reason.base import errors, functions, servers
 from rl_reason.base.errors import RunError
 from rl_reason.rollout.external import Completion, Request
 from rl_reason.rollout.sampling_filters import Filters
@@ -27,7 +24,11 @@ Seconds = Annotated[float, (1e-3, None)]
 
 
 class VLLM:
-  """A client of one vLLM server; arguments as of `vllm`."""
+  """A client of one vLLM server; arguments as of `vllm`.
+
+  Attributes:
+    url: of the server.
+  """
 
   def __init__(
       self,
@@ -39,7 +40,7 @@ class VLLM:
       seconds: float,
       key: str,
   ):
-    self._url, self._model = url.rstrip("/"), model
+    self.url, self._model = url.rstrip("/"), model
     self._transfer = functions.load(transfer)
     self._headers = {"Content-Type": "application/json"}
     if key:
@@ -74,8 +75,8 @@ class VLLM:
       }
       for future in concurrent.futures.as_completed(index):
         yield index[future], future.result()
-    finally:  # after a request has failed, waiting requests are not sent
-      pool.shutdown(cancel_futures=True)
+    finally:  # after a request has failed, the others are not waited for
+      pool.shutdown(wait=False, cancel_futures=True)
 
   def _complete(self, request: Request) -> Completion:
     answer = self._post(
@@ -91,28 +92,51 @@ class VLLM:
             logprobs=1,
             return_token_ids=True,
         ),
-    )
-    (choice,) = answer["choices"]
-    return Completion(
-        choice["token_ids"],
-        choice["logprobs"]["token_logprobs"],
-        choice["finish_reason"] == "stop",
-    )
-
-  def _post(self, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"{self._url}/{path}", json.dumps(body).encode(), self._headers
+        len(request.prompt) + request.max_tokens,
     )
     try:
-      with urllib.request.urlopen(request, timeout=self._seconds) as answer:
-        text = answer.read()
-    except (OSError, http.client.HTTPException) as e:
-      raise RunError(
-          f"rollout.engine: {request.full_url}: {errors.one_line(e)}; does"
-          " vLLM run there, with VLLM_SERVER_DEV_MODE=1, and with the key of"
-          " rollout.engine.args.key_env? The same command resumes the run"
-      ) from None
-    return json.loads(text) if text else None
+      return _completion(answer)
+    except servers.Fault as e:
+      raise self._error("v1/completions", e) from None
+
+  def _post(self, path: str, body: dict[str, Any], tokens: int = 0) -> Any:
+    try:
+      return servers.ask(
+          f"{self.url}/{path}",
+          body,
+          headers=self._headers,
+          seconds=self._seconds,
+          tokens=tokens,
+      )
+    except (OSError, servers.Fault) as e:
+      raise self._error(path, e) from None
+
+  def _error(self, path: str, e: Exception) -> RunError:
+    return RunError(
+        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; does vLLM"
+        " run there, with VLLM_SERVER_DEV_MODE=1, and with the key of"
+        " rollout.engine.args.key_env? The same command resumes the run"
+    )
+
+
+def _completion(answer: Any) -> Completion:
+  """The response of an answer; `ExternalEngine` checks its numbers.
+
+  Raises:
+    Fault: the answer has no response, or one that was interrupted.
+  """
+  choice = servers.get(answer, "choices", 0)
+  finish = servers.get(choice, "finish_reason")
+  if finish not in ("stop", "length"):
+    raise servers.Fault(
+        f"a response ended with finish_reason {finish!r:.80}, neither with"
+        " 'stop' nor with 'length'"
+    )
+  return Completion(
+      servers.get(choice, "token_ids"),
+      servers.get(choice, "logprobs", "token_logprobs"),
+      finish == "stop",
+  )
 
 
 def vllm(
@@ -141,7 +165,7 @@ def vllm(
       /collective_rpc, and returns `external.Held`; '': none.
     url: of the server.
     parallel: requests at a time.
-    seconds: time-out of a request.
+    seconds: deadline of a request and its whole answer.
     key_env: environment variable with the key of the server (`--api-key`); the
       key itself appears in no config and no log. '': no key.
 

@@ -185,6 +185,7 @@ def rollout_engine(
         eos=tokenizer.response_ends(tok).ids,
         pad=tok.pad_token_id,
         max_tokens=c.rollout.max_tokens,
+        vocab=cfg.tokens or cfg.vocab,
     )
   return own if mesh == own.mesh else engine(c, tok, cfg, mesh, display)
 

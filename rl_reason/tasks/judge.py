@@ -6,15 +6,12 @@ returns log-probs, and otherwise 1 or 0 by the first word.
 """
 
 import asyncio
-import http.client
-import json
 import math
 import os
 import re
-import urllib.request
 from typing import Any, NamedTuple
 
-from rl_reason.base import errors
+from rl_reason.base import errors, servers
 
 _FORM = (
     "A user wrote the text between <request> tags, and an assistant answered"
@@ -31,7 +28,7 @@ class Judge(NamedTuple):
     url: up to the version, such as 'http://localhost:8000/v1'.
     model: name under which the server serves the model.
     key_env: environment variable with the key of the server; '' without.
-    seconds: time-out of a request.
+    seconds: deadline of a request and its whole answer.
   """
 
   url: str
@@ -54,38 +51,42 @@ class Judge(NamedTuple):
         logprobs=True,
         top_logprobs=5,
     )
-    return _score(await asyncio.to_thread(self._post, body))
+    return await asyncio.to_thread(self._ask, body)
 
-  def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+  def _ask(self, body: dict[str, Any]) -> float:
     headers = {"Content-Type": "application/json"}
     if self.key_env:
       headers["Authorization"] = f"Bearer {os.environ.get(self.key_env, '')}"
     url = f"{self.url.rstrip('/')}/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-      with urllib.request.urlopen(request, timeout=self.seconds) as answer:
-        return json.load(answer)["choices"][0]
-    except (
-        *(OSError, http.client.HTTPException, ValueError),
-        *(KeyError, IndexError, TypeError),
-    ) as e:
+      answer = servers.ask(url, body, headers=headers, seconds=self.seconds)
+      return _score(servers.get(answer, "choices", 0))
+    except (OSError, servers.Fault) as e:
       raise ValueError(
           f"the judge {url}: {errors.one_line(e)}; does a server of chats run"
           " there, with the model and the key of the constitution's arguments?"
       ) from None
 
 
-def _score(choice: dict[str, Any]) -> float:
-  """The score of a choice of the server's answer."""
+def _score(choice: Any) -> float:
+  """The score of a choice of the server's answer.
+
+  Raises:
+    Fault: it is neither yes nor no.
+  """
   words = {"yes": 0.0, "no": 0.0}
-  logprobs = (choice.get("logprobs") or {}).get("content") or [{}]
-  for token in logprobs[0].get("top_logprobs", []):
-    word = token["token"].strip().lower()
-    if word in words:
-      words[word] += math.exp(token["logprob"])
+  try:
+    listed = servers.get(choice, "logprobs", "content", 0, "top_logprobs")
+  except servers.Fault:  # the server returns no log-probs
+    listed = []
+  for token in listed if isinstance(listed, list) else []:
+    [text] = servers.texts([servers.get(token, "token")])
+    if (word := text.strip().lower()) in words:
+      [logp] = servers.log_probs([servers.get(token, "logprob")])
+      words[word] += math.exp(logp)
   if total := sum(words.values()):
     return words["yes"] / total
-  text = choice.get("message", {}).get("content") or ""
+  [text] = servers.texts([servers.get(choice, "message", "content") or ""])
   if found := re.match(r"\W*(yes|no)\b", text.lower()):
     return float(found[1] == "yes")
-  raise ValueError(f"the judge answers {text[:80]!r}, neither yes nor no")
+  raise servers.Fault(f"it answers {text[:80]!r}, neither yes nor no")

@@ -1,0 +1,256 @@
+"""Servers of others: one deadline, one bound of size, and checked numbers."""
+
+import asyncio
+import time
+import tracemalloc
+
+import hostile
+import pytest
+
+from rl_reason.base import servers
+from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.rollout import scoring, vllm
+from rl_reason.tasks import judge
+
+SECONDS = 0.5  # deadline of a request here
+HEAD = hostile.HEAD
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+# What a server sends -> a word of the error.
+TRANSPORT = {
+    "a drip of the body": (lambda: hostile.drip(HEAD + b"\r\n{"), "within"),
+    "a drip of the head": (lambda: hostile.drip(b"HTTP/1.1 200"), "within"),
+    "silence": (lambda: hostile.drip(b"", 9.0), "within"),
+    "a half": (
+        lambda: hostile.endless(HEAD + b"Content-Length: 9\r\n\r\n{", b""),
+        "within",
+    ),
+    "no end": (
+        lambda: hostile.endless(HEAD + b"\r\n[", b"0," * 4096),
+        "more than 1,0.* bytes",
+    ),
+    "no end in chunks": (
+        lambda: hostile.endless(CHUNKED, b"1000\r\n" + b"0," * 2048 + b"\r\n"),
+        "more than",
+    ),
+    "no end of the head": (
+        lambda: hostile.endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99),
+        "more than",
+    ),
+    "a huge length": (
+        lambda: HEAD + b"Content-Length: %d\r\n\r\n{}" % 10**13,
+        "bytes too early",
+    ),
+    "a cut chunk": (lambda: CHUNKED + b"99\r\n{}", "not an answer of HTTP"),
+    "a chunk of -9": (lambda: CHUNKED + b"-9\r\n{}", "not an answer of HTTP"),
+    "no HTTP": (lambda: b"220 mail.example ESMTP\r\n", "not an answer of HTTP"),
+    "nothing": (lambda: b"", "closed connection"),
+    "HTML": (lambda: hostile.answer(b"<html>"), "not JSON"),
+    "half of JSON": (lambda: hostile.answer(b'{"data": ['), "not JSON"),
+    "deep JSON": (lambda: hostile.answer(b"[" * 99_999), "not JSON"),
+    "bytes": (lambda: hostile.answer(b"\xff\xfe{"), "not JSON"),
+    "a long number": (lambda: hostile.answer(b"1" * 9999), "not JSON"),
+    "NaN": (lambda: hostile.answer(b'{"data": [NaN]}'), "the number NaN"),
+    "an error": (
+        lambda: hostile.answer(
+            dict(error=dict(message="no such model")), b"404 Not Found"
+        ),
+        "404: no such model",
+    ),
+    "an error in a drip": (
+        lambda: hostile.drip(b"HTTP/1.1 400 No\r\n\r\nx", 0.001),
+        "400: No",
+    ),
+    "a redirect": (
+        lambda: hostile.answer(
+            b"", b"302 Found", b"Location: http://127.0.0.2/v1\r\n"
+        ),
+        "302: .* to http://127.0.0.2/v1: give that",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPORT)
+def test_one_deadline_and_one_bound_of_every_client(name):
+  """Each client's error is one line with the address."""
+  send, words = TRANSPORT[name]
+  request = vllm.Request([5], 0, 9, 1.0, 1.0, (1,))
+  with hostile.serving(lambda *_: send()) as url:
+    client = vllm.VLLM(url, "m", "json:dumps", "", 2, SECONDS, "")
+
+    def teacher():
+      limits = dict(model="", parallel=2, patience=0.0, key_env="")
+      scoring.Scorer(url, seconds=SECONDS, say=print, **limits)
+
+    def judged():
+      one = judge.Judge(f"{url}/v1", seconds=SECONDS)
+      asyncio.run(one.score("Is it?", "a", "b"))
+
+    for call in (teacher, lambda: dict(client.generate([request])), judged):
+      begun = time.monotonic()
+      with pytest.raises((RunError, ValueError), match=words) as e:
+        call()
+      assert time.monotonic() - begun < SECONDS + 1.5
+      assert url in str(e.value) and "\n" not in str(e.value)
+
+
+def test_an_answer_without_end_takes_little_memory():
+  send = lambda *_: hostile.endless(HEAD + b"\r\n", b" " * 65536)  # noqa: E731
+  with hostile.serving(send) as url:
+    tracemalloc.start()
+    with pytest.raises(servers.Fault, match="more than 1,148,928"):
+      servers.ask(url, {}, headers={}, seconds=60.0, tokens=100_000 // 1024 + 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+  assert peak < 8 << 20
+
+
+def test_a_slow_answer_within_the_deadline_is_read():
+  body = hostile.answer(dict(a=[1, -2.5, "x"]))
+  with hostile.serving(lambda *_: iter([body[:30], body[30:]])) as url:
+    got = servers.ask(url, {}, headers={}, seconds=60.0)
+  assert got == dict(a=[1, -2.5, "x"])
+  with hostile.serving(lambda *_: hostile.answer(b"")) as url:
+    assert servers.ask(url, headers={}, seconds=60.0) is None
+
+
+CARDS = [
+    ({}, "has no data"),
+    ([], "has no data"),
+    (dict(data=None), "not of OpenAI's form"),
+    (dict(data=[{}]), "has no id"),
+    (dict(data=[dict(id=[1])]), "not of OpenAI's form"),
+    (dict(data=[dict(id=7)]), "is 7, not a text"),
+    (dict(data=[]), "has none: name one"),
+    *(
+        (dict(data=[dict(id="a", max_model_len=x)]), "max_model_len = ")
+        for x in (-5, 2.5, "many", True, [4096])
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), CARDS)
+def test_a_list_of_models_has_a_form(body, words):
+  limits = dict(model="", parallel=2, patience=9.0, key_env="", seconds=9.0)
+  with (
+      hostile.serving(lambda *_: hostile.answer(body)) as url,
+      pytest.raises(ConfigError, match=words),
+  ):
+    scoring.Scorer(url, say=print, **limits)
+
+
+def logprobs(*values, tokens=("a", "b", "c", "d")):
+  return dict(
+      choices=[dict(logprobs=dict(tokens=tokens, token_logprobs=values))]
+  )
+
+
+# Of a prompt of three tokens and a sampled one.
+TEACHERS = [
+    *(
+        (logprobs(None, -1.0, x, -1.0), "entry 1 of 2 is .*, not a log-prob")
+        for x in (5, -1e300, True, None, "-1", [-1.0], {}, 0.5)
+    ),
+    (
+        b'{"choices": [{"logprobs": {"tokens": ["a", "b", "c", "d"], '
+        b'"token_logprobs": [null, -1, 1e999, 0]}}]}',
+        "entry 1 of 2 is inf",
+    ),
+    (b'{"a": Infinity}', "the number Infinity"),
+    (logprobs(None, -1.0, -1.0), "returns 2 tokens for a prompt of 3"),
+    (logprobs(None, -1, -1, 0, tokens="abcd"), "'abcd' is no list"),
+    (logprobs(None, -1, -1, 0, tokens=[1, 2, 3, 4]), "is 1, not a text"),
+    (dict(choices=[]), "has no choices.0"),
+    (dict(choices={"0": 1}), "has no choices.0"),
+    (dict(choices=[dict(logprobs=None)]), "has no tokens"),
+    (dict(choices=[dict(logprobs=dict(tokens=["a"] * 4))]), "token_logprobs"),
+    (dict(error="x"), "has no choices"),
+    ("text", "has no choices"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), TEACHERS)
+def test_numbers_of_a_teacher_are_not_believed(body, words):
+  def respond(path, _):
+    return hostile.answer(
+        dict(data=[dict(id="m")]) if path == "/v1/models" else body
+    )
+
+  limits = dict(model="", parallel=2, patience=9.0, key_env="", seconds=9.0)
+  with hostile.serving(respond) as url:
+    client = scoring.Scorer(url, say=print, **limits)
+    with pytest.raises(RunError, match=words) as e:
+      client.logps([[5, 6, 7]], "at step 3 of RL")
+    assert url in str(e.value) and "at step 3 of RL" in str(e.value)
+
+
+ENGINES = [
+    (dict(choices=[]), "has no choices.0"),
+    (dict(choices=[3]), "has no finish_reason"),
+    (dict(choices=[dict(finish_reason="abort")]), "finish_reason 'abort'"),
+    (dict(choices=[dict(finish_reason=None)]), "finish_reason None"),
+    (dict(choices=[dict(finish_reason="stop")]), "has no token_ids"),
+    (
+        dict(
+            choices=[dict(finish_reason="stop", token_ids=[5], logprobs=None)]
+        ),
+        "no logprobs.token_logp",
+    ),
+    ([1], "has no choices"),
+    (b"", "has no choices"),
+    (b"null", "has no choices"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), ENGINES)
+def test_strange_answers_of_vllm_are_one_line(body, words):
+  request = vllm.Request([5], 0, 9, 1.0, 1.0, (1,))
+  with hostile.serving(lambda *_: hostile.answer(body)) as url:
+    client = vllm.VLLM(url, "m", "json:dumps", "", 2, 9.0, "")
+    with pytest.raises(RunError, match=words) as e:
+      dict(client.generate([request]))
+  assert f"{url}/v1/completions: " in str(e.value)
+
+
+def listed(*pairs, **more):
+  top = [dict(token=token, logprob=logp) for token, logp in pairs]
+  return dict(choices=[dict(logprobs=dict(content=[dict(top_logprobs=top)]))])
+
+
+JUDGES = [
+    *(
+        (listed(("no", -0.5), ("Yes", x)), "entry 0 of 1 is .*, not a log-prob")
+        for x in (5, 1e300, -1e300, True, None, "-1", [1])
+    ),
+    (listed((7, -1.0)), "is 7, not a text"),
+    (
+        dict(choices=[dict(logprobs=dict(content=[dict(top_logprobs=[4])]))]),
+        "has no token",
+    ),
+    (dict(choices=[]), "has no choices.0"),
+    (dict(choices=[dict(message=dict(content=["yes"]))]), "not a text"),
+    (dict(choices=[dict(message=None)]), "has no message.content"),
+    (dict(choices=[dict(message=dict(content="Perhaps"))]), "neither yes nor"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), JUDGES)
+def test_numbers_of_a_judge_are_not_believed(body, words):
+  with hostile.serving(lambda *_: hostile.answer(body)) as url:
+    with pytest.raises(ValueError, match=words) as e:
+      asyncio.run(judge.Judge(f"{url}/v1").score("Is it?", "a", "b"))
+    assert str(e.value).startswith(f"the judge {url}/v1/chat/completions: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "score"),
+    [
+        (listed(("yes", 0.0), ("no", -9999.0)), 1.0),
+        (listed(("Yes", -1.0), (" no", -1.0), ("maybe", None)), 0.5),
+        (dict(choices=[dict(logprobs=None, message=dict(content="No."))]), 0.0),
+    ],
+)
+def test_a_judge_is_read(body, score):
+  with hostile.serving(lambda *_: hostile.answer(body)) as url:
+    one = judge.Judge(f"{url}/v1")
+    assert asyncio.run(one.score("Is it?", "a", "b")) == score
