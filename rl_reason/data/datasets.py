@@ -49,6 +49,7 @@ COLUMNS = {
     "pass_rate": ("pass_rate",),
     "response_tokens": ("response_tokens",),
     "response": ("response", "completion"),
+    "thought": known_sets.THOUGHTS,
     "chosen": ("chosen",),
     "rejected": ("rejected",),
     "choices": (),
@@ -490,6 +491,9 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
       subject=column(*mapping["subject"]),
       pass_rate=column(*mapping["pass_rate"]),
       response_tokens=column(*mapping["response_tokens"]),
-      response=column(*mapping["response"], *mapping["chosen"]),
+      response=known_sets.with_thought(
+          column(*mapping["thought"]),
+          column(*mapping["response"], *mapping["chosen"]),
+      ),
       rejected=column(*mapping["rejected"]),
   )

@@ -8,9 +8,14 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import final_answer
+from rl_reason.verifiers import final_answer, thoughts
 
 Field = Callable[[dict], Any]  # reads one field of a raw row
+
+
+# Where chats of reasoning models keep the thought of a turn: DeepSeek's API and
+# vLLM, Ollama and Harmony. Also columns of rows with a response.
+THOUGHTS = "reasoning_content", "thinking"
 
 
 class Unclear(ValueError):
@@ -27,7 +32,7 @@ def text(cell) -> str:
     TypeError, ValueError: the cell is not text, a number or a truth value.
   """
   if isinstance(cell, list) and cell and isinstance(cell[-1], dict):
-    cell = cell[-1]["content"]
+    cell = spoken(cell[-1])
   if isinstance(cell, float) and cell.is_integer():
     cell = int(cell)
   if isinstance(cell, bool):
@@ -41,6 +46,15 @@ def text(cell) -> str:
   return stripped
 
 
+def spoken(turn: dict) -> Any:
+  """The content of a turn, after the thought that another key may hold."""
+  thought = next((x for k in THOUGHTS if (x := turn.get(k))), "")
+  content = turn["content"]
+  if not (isinstance(thought, str) and isinstance(content, str)):
+    return content
+  return thoughts.joined(thought.strip(), content)
+
+
 def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   """Splits a prompt and the response that may follow it.
 
@@ -49,7 +63,7 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
 
   Returns:
     the turns before the question; the question, which is the last turn of the
-    user; the content of the assistant's turn after the question, or ''.
+    user; the assistant's turn after the question with its thought, or ''.
 
   Raises:
     TypeError, ValueError: the cell is neither text nor a chat with a question.
@@ -68,7 +82,7 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   if not turns or turns[-1]["role"] != "user":
     raise ValueError("the last turn of a prompt is not the user's")
   question = text(turns.pop()["content"])
-  return tuple(turns), question, text(reply["content"]) if reply else ""
+  return tuple(turns), question, text(spoken(reply)) if reply else ""
 
 
 def _cell(row: dict, name: str) -> Any:
@@ -92,6 +106,16 @@ def column(*names: str) -> Field:
       if cell not in (None, ""):
         return cell
     return ""
+
+  return read
+
+
+def with_thought(thought: Field, response: Field) -> Field:
+  """Reads a response after its thought, which another column may hold."""
+
+  def read(row):
+    found, said = thought(row), response(row)
+    return thoughts.joined(text(found), text(said)) if found and said else said
 
   return read
 

@@ -39,6 +39,7 @@ class Tally:
   # Words that questions share and that are not compared -> questions.
   shared: dict[str, int] = _counter()
   undemonstrated: dict[str, int] = _counter()  # reason -> rows kept without one
+  notes: dict[str, int] = _counter()  # what is said of rows that are kept
   lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
   difficulties: dict[int, int] = _counter()  # difficulty -> rows
   subjects: dict[str, int] = _counter()  # subject -> rows
@@ -86,6 +87,7 @@ class Tally:
     self.first = self.first or row["prompt"]
     if row["no_response"]:
       self.undemonstrated[row["no_response"]] += 1
+    self.notes.update(row["notes"])
     self.lengths[1 << (row["prompt_tokens"] - 1).bit_length()] += 1
     self.difficulties[row["difficulty"]] += 1
     self.subjects[row["subject"]] += 1
@@ -188,6 +190,9 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
         f"{count:,} programs of {t['source']} were not run against their"
         " tests, and SFT imitates them: data.programs = 0 runs all"
       )
+    for note, count in t.get("notes", {}).items():
+      if learns or note != screening.UNCLOSED:
+        out.append(f"warning: {count:,} {rows} of {t['source']}: {note}")
     for reason, count in t["undemonstrated"].items():
       # A verifier that does not read the format of responses fails RL as well.
       rejected = reason in (screening.INCORRECT, screening.FAILING)
@@ -228,6 +233,7 @@ def markdown(tallies: list[Tally]) -> str:
       f"- Not compared with training rows, in {n} questions: `{words}`."
       for words, n in t.shared.items()
     ]
+    lines += [f"- {count} rows: {note}." for note, count in t.notes.items()]
     for reason, count in t.undemonstrated.items():
       lines += [f"- No demonstration in {count} rows that are kept: {reason}."]
   return "\n".join(lines) + "\n"

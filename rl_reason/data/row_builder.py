@@ -1,11 +1,18 @@
 """Builds the row of a run from an example of a file."""
 
+import functools
 import types
 
 from rl_reason.base import errors
 from rl_reason.data import published, screening, templates, tokenizer
 from rl_reason.data.datasets import Example
 from rl_reason.data.screening import Fault
+from rl_reason.verifiers import thoughts
+
+THINKING = (
+    "let the chat template leave it open, as with data.template_args ="
+    " 'enable_thinking=True', or leave the thoughts out of the responses"
+)
 
 
 class RowBuilder:
@@ -26,6 +33,7 @@ class RowBuilder:
     self._solved = solved
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
+    self._renamed = dict[tuple[str, ...], bool]()  # by the roles of the turns
     probe = [dict(role="user", content="1+1?")]
     if self._data.system:
       probe.insert(0, dict(role="system", content=self._data.system))
@@ -57,8 +65,14 @@ class RowBuilder:
     to: RL needs the question only.
     """
     d, limit = self._data, self._rollout.max_prompt
-    for text in (example.question, *(x["content"] for x in example.turns)):
-      if not self._reserved.isdisjoint(self._encode(text)):
+    # Of earlier turns of the user as well; the others may have thoughts.
+    texts = [(example.question, self._reserved)]
+    texts += [
+        (x["content"], self._reserved if x["role"] == "user" else self._special)
+        for x in example.turns
+    ]
+    for text, refused in texts:
+      if not refused.isdisjoint(self._encode(text)):
         return Fault("the question contains a special token", text)
     key = screening.key(example)
     paraphrases = d.paraphrases if use == "train" else 1
@@ -79,7 +93,7 @@ class RowBuilder:
       if len(turns) > 1 and not d.chat:
         reason = "the prompt has several turns; data.chat = True keeps it"
         return Fault(reason, example.question)
-      prompt = templates.render(turns, self._tok, chat=d.chat)
+      prompt, turns, notes = self._rendered(turns)
     except templates.PromptError as e:
       return Fault(screening.UNRENDERED, f"{e}: {example.question}")
     ids = self._encode(prompt)
@@ -102,6 +116,16 @@ class RowBuilder:
       response = templates.complete(example.solution, example.answer, template)
       if left_out := self._response_fault(response):
         response = ""  # RL needs the question only
+    try:
+      response, rejected = (
+          thoughts.continued(prompt, x) for x in (response, example.rejected)
+      )
+    except ValueError as e:
+      return Fault(f"{e}; {THINKING}", response or example.rejected)
+    example = example._replace(rejected=rejected)
+    opened = prompt.rstrip().endswith(thoughts.OPEN)
+    if opened and response and thoughts.CLOSE not in response:
+      notes.append(screening.UNCLOSED)
     # A prompt is evaluated whatever its response; a pair needs both of them.
     if use == "evaluate" and not example.rejected:
       if fault := self._response_fault(response):
@@ -112,11 +136,31 @@ class RowBuilder:
     return example._asdict() | dict(
         response=response,
         no_response=left_out.reason if left_out else "",
+        notes=notes,
         key=key,
         prompt=prompt,
         messages=turns if d.chat else [],
         prompt_tokens=len(ids),
     )
+
+  def _rendered(self, turns: list[dict]) -> tuple[str, list[dict], list[str]]:
+    """The prompt, its turns as the template shows them, and what to say.
+
+    Raises:
+      PromptError: the template refuses the turns, or leaves out one of them.
+    """
+    render = functools.partial(
+        templates.render, tok=self._tok, chat=self._data.chat
+    )
+    if not self._data.chat:
+      return render(turns), turns, []
+    roles = tuple(x["role"] for x in turns)
+    if roles not in self._renamed:  # rendering twice takes time
+      self._renamed[roles] = bool(templates.render_all(turns, render).renamed)
+    if not self._renamed[roles]:
+      return render(turns), turns, []
+    turns = templates.as_system(turns)
+    return render(turns), turns, [screening.RENAMED]
 
   def _response_fault(self, text: str) -> Fault | None:
     ids, limit = self._encode(text), self._rollout.max_tokens

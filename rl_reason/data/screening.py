@@ -22,6 +22,18 @@ from rl_reason import verifiers
 from rl_reason.data.datasets import DataError, Example
 from rl_reason.verifiers import workers
 
+# What is said of rows that are kept.
+UNCLOSED = (
+    "the prompt opens a thought that the response never closes, and SFT would"
+    " teach to answer within it: give the responses their thoughts, as in"
+    " '...</think>...', or set data.template_args = 'enable_thinking=False', if"
+    " the chat template reads it"
+)
+RENAMED = (
+    "the chat template does not show the role developer: these messages have"
+    " the role system"
+)
+
 
 class Fault(NamedTuple):
   """Why a row is dropped.

@@ -304,9 +304,7 @@ def render_all(
       return Shown(render(given))
   except PromptError as e:
     refusal, hidden = e, []
-  renamed = [
-      x | dict(role="system") if x["role"] == "developer" else x for x in given
-  ]
+  renamed = as_system(given)
   if renamed != given:
     try:
       if not (hidden := _left_out(renamed, render)):
@@ -323,6 +321,14 @@ def render_all(
       " them a role that the template shows where they stand, such as"
       " 'system' at the beginning or 'user'"
   )
+
+
+def as_system(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """The turns with the role `system` in place of `developer`."""
+  return [
+      {**x, "role": "system" if x["role"] == "developer" else x["role"]}
+      for x in turns
+  ]
 
 
 def _left_out(

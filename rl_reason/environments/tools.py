@@ -7,7 +7,8 @@ docstring. A response calls them in the format of Hermes and Qwen:
     <tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>
 
 The results are the next turn of the chat. A response without a call ends the
-trajectory, and `score` is its reward. This module does not import JAX.
+trajectory, and `score` is its reward. A call within a thought (`<think>`) is
+not made. This module does not import JAX.
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rl_reason.tasks import Row
+from rl_reason.verifiers import thoughts
 
 Messages = list[dict[str, str]]
 
@@ -51,7 +53,8 @@ class Tools:
 
   def step(self, response: str) -> tuple[Messages | str, float, bool]:
     """Calls the tools of a response, or ends the trajectory."""
-    calls = _CALL.findall(response)
+    text = thoughts.whole(self.row.prompt, response)
+    calls = _CALL.findall(thoughts.outside(text))
     if not calls:
       return "", self.score(response), True
     results = [dict(role="tool", content=self._result(call)) for call in calls]

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from rl_reason.base import own_code
 from rl_reason.tasks import Row
-from rl_reason.verifiers import arithmetic_steps
+from rl_reason.verifiers import arithmetic_steps, thoughts
 
 
 class Response(NamedTuple):
@@ -298,10 +298,7 @@ def tags(response: Response, row: Row) -> float:
   The format reward of R1-Zero (arXiv:2501.12948, sec 2.2.2). The first tag may
   be the end of the prompt.
   """
-  text = response.text
-  if row.prompt.rstrip().endswith("<think>"):
-    text = "<think>" + text
-  match = _TAGS.fullmatch(text)
+  match = _TAGS.fullmatch(thoughts.whole(row.prompt, response.text))
   inner = match["think"] + match["answer"] if match else ""
   return float(bool(match) and not _TAG.search(inner))
 

@@ -1,0 +1,219 @@
+"""Thoughts of reasoning models: in rows, in prompts, and around tool calls."""
+
+# ruff: noqa: F811  (pytest finds fixtures by their names)
+
+import numpy as np
+import pytest
+from tiny_data import (  # noqa: F401  (fixtures)
+    byte_tokenizer,
+    make,
+    report,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+)
+
+from rl_reason import tasks
+from rl_reason.data import preparation_report, screening
+from rl_reason.environments import tools
+from rl_reason.verifiers import thoughts
+
+# --- texts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("no thought", "no thought"),
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),  # the prompt opens it
+        ("a<think>b", "a"),  # cut short
+        ("<think>a</think>b<think>c</think>d", "bd"),
+        ("a</think>b<think>c</think>d", "bd"),
+        ("a</think>b<think>c", "b"),
+        ("<think>\na\n</think>\n\nb\nc", "\n\nb\nc"),
+        ("", ""),
+    ],
+)
+def test_the_text_outside_of_thoughts(text, rest):
+  assert thoughts.outside(text) == rest
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "wanted"),
+    [
+        ("Q", "<think>a</think>b", "<think>a</think>b"),
+        ("Q<think>", "<think>\na</think>b", "\na</think>b"),
+        ("Q<think>\n", "<think>\na</think>b", "a</think>b"),
+        ("Q<think>\n", " \n<think>a</think>b", "a</think>b"),
+        ("Q<think>\n", "a</think>b", "a</think>b"),
+        ("Q<think>\n\n</think>\n\n", "b", "b"),
+    ],
+)
+def test_a_thought_is_opened_once(prompt, response, wanted):
+  assert thoughts.continued(prompt, response) == wanted
+
+
+# --- rows --------------------------------------------------------------------
+
+OPENS = "<assistant>\n<think>\n"
+CLOSED = "<assistant>\n<think>\n\n</think>\n\n"
+# As Qwen3 and R1: a thought of an earlier turn is not repeated.
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant', 'system'] %}"
+    "<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def thinker(make, tmp_path):
+  """thinker(end of the prompt, rows, **fields) -> rows of RL and the report."""
+
+  def prepare(end, given, **fields):
+    tok = byte_tokenizer()
+    tok.add_tokens(["<think>", "</think>"])
+    # Jinja drops the last line end of a template.
+    tok.chat_template = TEMPLATE + "{{ " + repr(end) + " }}"
+    tok.save_pretrained(tmp_path / "thinker")
+    c = make(given, chat=True, kind="none", **fields)
+    c.reward.functions = "tags*1"
+    c.tokenizer, c.rollout.max_tokens = str(tmp_path / "thinker"), 80
+    place = run(c, tmp_path)
+    return rows(place), report(place)
+
+  return prepare
+
+
+def asked(**turn):
+  """A chat of a question and an answer; `content` may be replaced."""
+  answer = dict(role="assistant", content="2") | turn
+  return [dict(role="user", content="1+1?"), answer]
+
+
+THOUGHT = "<think>\none and one\n</think>\n\n2"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        dict(messages=asked(reasoning_content="one and one")),
+        dict(messages=asked(thinking="one and one ")),
+        dict(messages=asked(content=THOUGHT)),
+        dict(messages=asked(content=THOUGHT, reasoning_content="one and one")),
+        dict(prompt="1+1?", response="2", reasoning_content="one and one"),
+        dict(prompt="1+1?", completion="2", thinking="one and one"),
+        dict(prompt="1+1?", completion=asked(thinking="one and one")[1:]),
+    ],
+)
+def test_a_thought_is_part_of_the_response_wherever_a_row_has_it(row, thinker):
+  [found], _ = thinker("<assistant>\n", [row])
+  assert found.response == THOUGHT
+  # A prompt that opens the thought: SFT reads one <think>.
+  [found], tally = thinker(OPENS, [row])
+  assert found.prompt.endswith(OPENS)
+  assert found.response == THOUGHT.removeprefix("<think>\n")
+  assert not tally["notes"]
+
+
+def test_both_responses_of_a_pair_continue_the_prompt(thinker):
+  row = dict(prompt="1+1?", chosen=THOUGHT, rejected="<think>\nno</think>3")
+  [found], _ = thinker(OPENS, [row])
+  assert (found.response, found.rejected) == (
+      "one and one\n</think>\n\n2",
+      "no</think>3",
+  )
+
+
+def test_a_closed_thought_is_not_opened_again(thinker):
+  given = [
+      dict(prompt="1+1?", response=THOUGHT),
+      dict(prompt="1+2?", response="3"),
+  ]
+  [found], tally = thinker(CLOSED, given)
+  assert found.response == "3"
+  [reason] = tally["dropped"]
+  assert "closes the thought that the response begins" in reason
+  assert "enable_thinking=True" in reason
+
+
+def test_a_response_within_the_thought_is_said(thinker):
+  given = [dict(prompt="1+1?", response="2"), dict(prompt="?", response="5")]
+  found, tally = thinker(OPENS, given)
+  assert [x.response for x in found] == ["2", "5"]
+  assert tally["notes"] == {screening.UNCLOSED: 2}
+  lines = preparation_report.lines([tally], True)
+  [line] = [x for x in lines if screening.UNCLOSED in x]
+  assert line.startswith("warning: 2 of 2 rows of ")
+  assert line not in preparation_report.lines([tally], False), "RL alone"
+
+
+def test_earlier_turns_may_have_thoughts(thinker):
+  """Of the assistant and of the system, and no special token; users may not."""
+  end = asked()
+  chats = [
+      [*asked(content=THOUGHT), *end],
+      [dict(role="system", content="Use <think></think>."), *end],
+      [*asked(content="<|s|>"), *end],
+      [dict(role="user", content="<think>"), *asked()[1:], *end],
+  ]
+  given = [dict(messages=x) for x in chats]
+  found, tally = thinker("", given, deduplicate=False)
+  assert [x.prompt for x in found] == [
+      "<user>1+1?<assistant>\n\n2<user>1+1?",
+      "<system>.<user>1+1?",
+  ]
+  assert tally["dropped"] == {"the question contains a special token": 2}
+
+
+def test_a_role_that_the_template_does_not_know_is_mapped_or_refused(thinker):
+  roles = "developer", "system", "observer"
+  given = [
+      dict(messages=[dict(role=x, content=f"As {x}."), *asked()]) for x in roles
+  ]
+  found, tally = thinker("", given, deduplicate=False)
+  assert [x.prompt for x in found] == [
+      "<system>As developer.<user>1+1?",
+      "<system>As system.<user>1+1?",
+  ]
+  assert found[0].messages[0]["role"] == "system"
+  assert tally["notes"] == {screening.RENAMED: 1}
+  [(reason, [sample])] = tally["samples"].items()
+  assert tally["dropped"][reason] == 1 and "'observer'" in sample
+
+
+# --- tools -------------------------------------------------------------------
+
+CALL = '<tool_call>{"name": "double", "arguments": {"x": %d}}</tool_call>'
+
+
+class Doubler(tools.Tools):
+
+  def double(self, x: int) -> int:
+    """Twice a number."""
+    return 2 * x
+
+  def score(self, response):
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "results"),
+    [
+        ("Q", CALL % 1, ["2"]),
+        ("Q", f"<think>{CALL % 1}</think>{CALL % 2}", ["4"]),
+        ("Q", f"<think>{CALL % 1}</think>done", None),
+        ("Q", f"<think>{CALL % 1}", None),
+        ("Q<think>\n", f"{CALL % 1}</think>{CALL % 2}", ["4"]),
+        ("Q<think>\n", CALL % 1, None),
+        ("Q", f"<think>a</think>{CALL % 1}<think>{CALL % 2}</think>", ["2"]),
+    ],
+)
+def test_no_tool_is_called_within_a_thought(prompt, response, results):
+  made = Doubler()
+  made.reset(tasks.Row(prompt, ""), np.random.default_rng(0))
+  said, reward, over = made.step(response)
+  if results is None:
+    assert (said, reward, over) == ("", 0.5, True)
+  else:
+    assert [x["content"] for x in said] == results and not over
