@@ -123,6 +123,7 @@ def get_config():
       max_prompt=number(12, low=1),  # tokens
       max_tokens=number(48, low=1),  # of a response, EOS included
       stop_tokens=(),  # end a response, as EOS does
+      add_special_tokens=True,  # BOS where the tokenizer adds it to a text
       temperature=number(1.0, low=1e-6),
       top_p=number(1.0, low=1e-9, high=1),
       allow_filters=False,  # top_p < 1 is off-policy: an error without this

@@ -207,7 +207,7 @@ def open_parts(
     ConfigError: the tokenizer, the checkpoint or the devices do not fit.
   """
   from rl_reason.checks import model_directory
-  from rl_reason.stages import model, origin, parts
+  from rl_reason.stages import model, origin, parts, prompt_start
 
   parts.check_machine(c)
   show = parts.show(screen)
@@ -223,6 +223,7 @@ def open_parts(
   alphabet = "" if task is None else task.ALPHABET
   tok = model_directory.load_tokenizer(c, source, alphabet)
   parts.show_idle_template_args(c, tok, screen.say)
+  prompt_start.settle(c, tok, workdir, screen.say, keep=bool(recorded))
   parts.show_end_of_turn(c, tok, screen.say)
   cfg = model.policy_shape(c, source, tok, screen.say)
   engine = parts.engine(c, tok, cfg, mesh, screen)

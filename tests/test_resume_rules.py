@@ -52,6 +52,17 @@ def test_a_run_lacks_the_fields_of_later_versions():
   assert line == "rollout.priority.name: None -> 'learnability'"
 
 
+def test_a_run_of_an_earlier_version_may_go_on_as_it_did():
+  """Without what the tokenizer adds to prompts; see `stages.prompt_start`."""
+  name = "rollout.add_special_tokens"
+  earlier = {k: x for k, x in OLD.items() if k != name}
+  assert not differences(earlier, OLD | {name: False})
+  assert not differences(earlier, OLD)
+  changed = [f"{name}: True -> False", f"{name}: False -> True"]
+  assert differences(OLD, OLD | {name: False}) == changed[:1]
+  assert differences(OLD | {name: False}, OLD) == changed[1:]
+
+
 def test_the_guide_lists_what_may_change():
   guide = (ROOT / "docs" / "start.md").read_text()
   names = [x + "*" * x.endswith(".") for x in resume_rules.FREE]

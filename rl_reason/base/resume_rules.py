@@ -55,6 +55,7 @@ VALUES = (
     "sft.",
     "rollout.max_tokens",
     "rollout.stop_tokens",
+    "rollout.add_special_tokens",
     "rollout.temperature",
     "rollout.top_k",
     "rollout.top_p",
@@ -104,6 +105,9 @@ FREE = (
     "evaluate.long_prompts",
     "evaluate.sampling",
 )
+# What runs of an earlier version did, in fields of a later version: such a run
+# may resume with this value, besides the default.
+EARLIER = {"rollout.add_special_tokens": False}
 # What an evaluation may have other than the run: problems, lengths, sampler,
 # the time of a verifier.
 ELSEWHERE = (
@@ -174,6 +178,8 @@ def differences(old: Fields, new: Fields) -> list[str]:
   """
 
   def free(name):
+    if name in EARLIER and name not in old:
+      return bool(new[name] == EARLIER[name])
     if name == "phases":  # phases may be added; each checks its own fields
       before = [*(old.get(name) or ())]
       return bool(before) and before == [*(new[name] or ())][: len(before)]

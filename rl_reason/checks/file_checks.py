@@ -104,7 +104,7 @@ def _model(c, faults: Faults) -> Any:
       path = model_directory.tokenizer_path(c, place if local else None)
       args = templates.arguments(c.data.template_args)
       tok = tokenizer.load(path, alphabet, template_args=args)
-      tokenizer.end_with(tok, c.rollout.stop_tokens)
+      model_directory.of_rollout(tok, c.rollout)
     return tok
   return None
 
@@ -143,7 +143,7 @@ def _prompts(c, tok: Any, faults: Faults) -> None:
       return list(map(len, texts))
     from rl_reason.data import tokenizer
 
-    return list(map(len, tokenizer.encode(tok, texts)))
+    return list(map(len, tokenizer.encode_prompts(tok, texts)))
 
   with faults.caught():
     try:

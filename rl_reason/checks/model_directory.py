@@ -70,8 +70,21 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
-  tokenizer.end_with(tok, c.rollout.stop_tokens)
+  of_rollout(tok, c.rollout)
   return tok
+
+
+def of_rollout(tok: Any, rollout: Any) -> None:
+  """Notes on a tokenizer how prompts begin and responses end.
+
+  `rollout` is a section of the config.
+
+  Raises:
+    ConfigError: a stop token is no token.
+  """
+  tokenizer.end_with(tok, rollout.stop_tokens)
+  if not rollout.add_special_tokens:
+    tokenizer.begin_with(tok, ())
 
 
 def tokenizer_path(c, checkpoint: pathlib.Path | None) -> str:

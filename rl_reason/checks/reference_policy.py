@@ -18,7 +18,10 @@ from rl_reason.checks.run_directory import MODEL, TOKENIZER
 from rl_reason.data import tokenizer
 
 FIELD = "kl.reference"
-TEMPLATE = ("data.template", "data.chat", "data.system", "data.template_args")
+TEMPLATE = (
+    *("data.template", "data.chat", "data.system", "data.template_args"),
+    "rollout.add_special_tokens",
+)
 # Fields of the model that its weights do not decide.
 OURS = ("dtype", "remat", "logprob_chunk", "attention")
 

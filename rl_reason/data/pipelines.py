@@ -203,7 +203,7 @@ class RowSource:
 
 
 def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
-  """Encodes prompts and pads them on the left.
+  """Encodes prompts (`tokenizer.encode_prompts`), padded on the left.
 
   Args:
     tok: the tokenizer.
@@ -219,7 +219,7 @@ def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
   """
   tokens_NP = np.full((len(texts), slots), tok.pad_token_id, np.int32)
   start_N = np.zeros(len(texts), np.int32)
-  for n, row in enumerate(tokenizer.encode(tok, texts)):
+  for n, row in enumerate(tokenizer.encode_prompts(tok, texts)):
     if not row:
       raise datasets.DataError(
           f"prompt {texts[n]!r} has no token, and nothing could predict the"

@@ -94,6 +94,8 @@ def pack(rows: list[Array], slots: int, pad: int) -> tuple[Array, Array, Array]:
 
 def _enclosed(ids: list[int], tok: Any) -> list[int]:
   """The tokens of a document with what stands before and after them."""
+  if tokenizer.prompt_start(tok):
+    return [*tokenizer.begun(tok, ids), tok.eos_token_id]
   has_bos = tok.bos_token_id is not None
   before = tok.bos_token_id if has_bos else tok.eos_token_id
   return [before, *ids, tok.eos_token_id]

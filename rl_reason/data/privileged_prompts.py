@@ -65,7 +65,7 @@ def prompts(
     none_N = np.zeros(0, np.int32)
     return Prompts(np.zeros((0, slots), np.int32), none_N, none_N)
   texts = [text(template, row(x), tok) for x in ids]
-  longest = max(map(len, tokenizer.encode(tok, texts)))
+  longest = max(map(len, tokenizer.encode_prompts(tok, texts)))
   if longest > slots:
     raise datasets.DataError(
         f"{FIELD}: a prompt with its privileged information has"

@@ -99,6 +99,7 @@ class RowBuilder:
     ids = self._encode(prompt)
     if not ids:
       return Fault(screening.NO_TOKEN, example.question)
+    ids = tokenizer.begun(self._tok, ids)
     if len(ids) > limit:
       return Fault(
           f"{screening.LONG} = {limit}; raise it",

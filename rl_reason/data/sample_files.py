@@ -7,7 +7,9 @@ chat.
 
 import collections
 import hashlib
+import itertools
 import json
+import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping
@@ -59,8 +61,12 @@ def read(
     texts = [x for row in good for x in row]
     ids = iter(tokenizer.encode(tok, texts) if texts else ())
     limits = slots[0], *(slots[1] - (name != "rejected") for name in names)
-    fits = [[len(next(ids)) <= limit for limit in limits] for _ in good]
-    kept = [row for row, fit in zip(good, fits, strict=True) if all(fit)]
+    kept = []
+    for row in good:
+      prompt, *others = itertools.islice(ids, len(row))
+      sizes = map(len, (tokenizer.begun(tok, prompt), *others))
+      if all(map(operator.le, sizes, limits)):
+        kept.append(row)
     # Rows that are left out are counted by reason, since they matter.
     left_out = collections.Counter(x for x in rows if isinstance(x, str))
     left_out["are repeated"] = len(rows) - left_out.total() - len(good)

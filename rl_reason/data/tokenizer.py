@@ -87,10 +87,21 @@ def load(
         f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
         " choose a tokenizer that has these characters"
     )
+  if _adds_bos(path, revision) and tok.bos_token and not added(tok):
+    setattr(tok, "add_bos_token", True)  # noqa: B010  a property in 5 alone
   if template_args:
     apply = functools.partial(tok.apply_chat_template, **template_args)
     setattr(tok, apply.func.__name__, apply)
   return tok
+
+
+def _adds_bos(path: str, revision: str | None) -> bool:
+  """Whether tokenizer_config.json asks for BOS.
+
+  transformers 5 reads the flag only where there is no tokenizer.json.
+  """
+  read = transformers.models.auto.tokenization_auto.get_tokenizer_config
+  return read(path, revision=revision or "main").get("add_bos_token") is True
 
 
 def difference(tok, other) -> str:
@@ -144,6 +155,62 @@ def end_with(tok, stop_tokens: Sequence[str] = ()) -> None:
 def response_ends(tok) -> Ends:
   """What ends a response: EOS, and what `end_with` has added."""
   return getattr(tok, "response_ends", None) or Ends((tok.eos_token_id,))
+
+
+def added(tok) -> tuple[int, ...]:
+  """The tokens that the post-processor adds before a text, such as BOS."""
+  if not tok.num_special_tokens_to_add():
+    return ()
+  special = {*tok.all_special_ids}
+  ids = (i for i in range(len(tok)) if i not in special)
+  for text in itertools.chain("a1", (tok.decode([i]) for i in ids)):
+    try:
+      plain = tok(text, add_special_tokens=False)["input_ids"]
+      whole = tok(text)["input_ids"]
+    except Exception:  # the tokenizer lacks this character
+      continue
+    for first in range(len(whole) if plain else 0):
+      if whole[first : first + len(plain)] == plain:
+        return tuple(whole[:first])
+  return ()
+
+
+def begin_with(tok, start: Sequence[int]) -> None:
+  """Lets prompts of a tokenizer begin with other tokens than `added`."""
+  tok.prompt_start = tuple(start)
+
+
+def prompt_start(tok) -> tuple[int, ...]:
+  """The tokens with which each prompt begins."""
+  if getattr(tok, "prompt_start", None) is None:
+    begin_with(tok, added(tok))
+  return tok.prompt_start
+
+
+def begun(tok, ids: list[int]) -> list[int]:
+  """The tokens of a text with `prompt_start`, exactly once.
+
+  The text may begin with all or with the last ones of these tokens, as the text
+  of a chat template that writes BOS.
+  """
+  return with_start(ids, prompt_start(tok))
+
+
+def with_start(ids: list[int], start: tuple[int, ...]) -> list[int]:
+  """Tokens with others before them, as far as they do not begin with these."""
+  for n in range(len(start) + 1):
+    if tuple(ids[: len(start) - n]) == start[n:]:
+      return [*start[:n], *ids]
+  raise AssertionError  # the empty tuple is equal
+
+
+def encode_prompts(tok, texts: list[str]) -> list[list[int]]:
+  """Token ids of each prompt: `encode` with what a prompt begins with.
+
+  Raises:
+    ConfigError: the tokenizer cannot encode a text.
+  """
+  return [begun(tok, ids) for ids in encode(tok, texts)]
 
 
 def encode(tok, texts: list[str]) -> list[list[int]]:

@@ -50,6 +50,7 @@ PURPOSE = "generate"  # names the streams of prompts and of keys
 FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
+    "rollout.add_special_tokens",
     *("rollout.weights", "rollout.cache", "generate."),
     "content.",  # hashes of files, so that their paths may change
 )

@@ -67,7 +67,7 @@ class Prompts:
       raise ApiError(400, "prompt: is empty", param="prompt")
     self._check_count(len(prompts), body.n)
     return [
-        self._of_text(x) if isinstance(x, str) else self.of_ids(x)
+        self._of_text(x, body) if isinstance(x, str) else self.of_ids(x)
         for x in prompts
     ]
 
@@ -105,7 +105,7 @@ class Prompts:
           "the chat template does not show messages with the role 'developer':"
           " the server gives them the role 'system'"
       )
-    prompt = self._of_text(text)
+    prompt = self._of_text(text, body)
     # A rating keeps the turns, so that any chat template can render them.
     return [prompt._replace(kept=turns) if has_template else prompt]
 
@@ -137,10 +137,13 @@ class Prompts:
     text = tokenizer.Detokenizer(self._tok).text(ids)
     return Prompt(text, tuple(ids), text)
 
-  def _of_text(self, text: str) -> Prompt:
+  def _of_text(self, text: str, body: protocol.Streamed) -> Prompt:
     self._check_size(len(text), "the prompt")
+    encode = tokenizer.encode
+    if body.add_special_tokens:
+      encode = tokenizer.encode_prompts
     try:
-      [ids] = tokenizer.encode(self._tok, [text])
+      [ids] = encode(self._tok, [text])
     except Exception as e:  # a tokenizer without an unknown token
       raise ApiError(
           400, f"prompt: cannot be tokenised: {e}", param="prompt"

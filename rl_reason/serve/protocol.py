@@ -166,11 +166,17 @@ class StreamOptions(Body):
 
 
 class Streamed(Sampling):
-  """Fields that completions and chats share."""
+  """Fields that completions and chats share.
+
+  Attributes:
+    add_special_tokens: whether a text begins with what the tokenizer adds, such
+      as BOS; a chat template may write it, too, and it is there once.
+  """
 
   model: Note | None = None
   stream: bool = False
   stream_options: StreamOptions = StreamOptions()
+  add_special_tokens: bool = True
 
 
 class Completion(Streamed):

@@ -154,9 +154,9 @@ def pack(
 
   Args:
     tok: the tokenizer.
-    pairs: (prompt, response) texts; EOS is added to each response. A response
-      in an environment is a list of turns, with observations between: each turn
-      gets an EOS, and observations are no part of the mask.
+    pairs: (prompt, response) texts; EOS is added to each response that has no
+      end. A response in an environment is a list of turns, with observations
+      between: each turn gets an EOS, and observations are no part of the mask.
     prompt_slots: P.
     response_slots: T; a longer response is truncated, and has no EOS then.
     observe: encodes an observation; None: as turns are.
@@ -171,13 +171,16 @@ def pack(
   mask_BT = np.zeros((len(texts), response_slots), bool)
   parts = [[x] if isinstance(x, str) else x for x in responses]
   encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
+  ends = tokenizer.response_ends(tok).ids
   for b, texts_of_row in enumerate(parts):
     row: list[int] = []
     for number, text in enumerate(texts_of_row):
       part, is_turn = next(encoded), number % 2 == 0
       if observe and not is_turn:
         part = observe(text)
-      mask_BT[b, len(row) : len(row) + len(part) + 1] = is_turn
-      row += part + [tok.eos_token_id] * is_turn
+      if is_turn and (not part or part[-1] not in ends):
+        part = [*part, tok.eos_token_id]
+      mask_BT[b, len(row) : len(row) + len(part)] = is_turn
+      row += part
     tokens_BT[b, : len(row)] = row[:response_slots]
   return np.concatenate([p.tokens_NP, tokens_BT], 1), p.start_N, mask_BT

@@ -122,9 +122,8 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   Raises:
     ConfigError: a prompt is too long, or cannot be spelled.
   """
-  prompt_lengths.check_prompts(
-      c, task, lambda texts: list(map(len, tokenizer.encode(tok, texts)))
-  )
+  encode = functools.partial(tokenizer.encode_prompts, tok)
+  prompt_lengths.check_prompts(c, task, lambda x: list(map(len, encode(x))))
   levels = prompt_lengths.difficulties(c, task)
   own, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
   others = tuple((x.label, tasks.get(x.task), x.levels) for x in sets)

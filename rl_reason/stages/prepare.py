@@ -28,7 +28,11 @@ from rl_reason import tasks, verifiers
 from rl_reason.base import config as config_lib, functions, json_files
 from rl_reason.base.errors import Stopped
 from rl_reason.checks import facts
-from rl_reason.checks.model_directory import resolve, tokenizer_path
+from rl_reason.checks.model_directory import (
+    of_rollout,
+    resolve,
+    tokenizer_path,
+)
 from rl_reason.data import (
     datasets,
     pipelines,
@@ -280,6 +284,7 @@ def _write(
   out.mkdir(parents=True)
   args = templates.arguments(config.data.template_args)
   tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path), args)
+  of_rollout(tok, config.rollout)
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
