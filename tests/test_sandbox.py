@@ -223,6 +223,21 @@ def victim(tmp_path_factory):
 
 
 @every_tier
+def test_numpy_is_the_only_package(tier):
+  """With one thread, within the usual limits."""
+  program = """
+import numpy as np
+x = np.random.default_rng(0).normal(size=(300, 300))
+print(np.linalg.svd(x)[1].shape, np.fft.fft(np.ones(4)).real[0])
+for name in ("jax", "pytest", "pyarrow"):
+  try: __import__(name)
+  except ImportError: print(name)
+"""
+  out, ended = output(program, tier)
+  assert (out, ended) == ("(300,) 4.0\njax\npytest\npyarrow\n", "")
+
+
+@every_tier
 def test_all_attempts_fail(tier, victim, monkeypatch):
   monkeypatch.setenv("SECRET", "secret")
   before = victim["file"].stat()

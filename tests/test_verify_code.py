@@ -375,6 +375,26 @@ def test_tolerance():
   assert not grade("print('nan x')", third._replace(tolerance=1e9)).correct
 
 
+@pytest.mark.parametrize(
+    ("found", "expected", "equal"),
+    [
+        *[("0.3333333333333333", "0.333333", True), (".5", "0.50", True)],
+        *[("1e-05", "0.00001", True), ("1E3", "1000.0", True)],
+        *[("[0.1,", "[0.10000000000000001,", True), ("3", "3.0", True)],
+        *[("0.3333", "0.333333", False), ("0.5%", "0.5", False)],
+        # Integers are exact, and so is text.
+        *[("10000001", "10000000", False), ("3.0", "3", False)],
+        *[("1000001", "1000000.0", False), ("1.2.3", "1.20.3", False)],
+        *[("nan", "1.0", False), ("1e999", "1e998", False)],
+        # The task is to write many digits.
+        ("3.1415926", "3.1415926" + "5" * 50, False),
+    ],
+)
+def test_floats_on_both_sides_have_a_tolerance(found, expected, equal):
+  case = code.Streams((("", f"x {expected}"),))
+  assert grade(f"print('x', {found!r})", case).correct is equal
+
+
 def test_a_tolerance_that_is_no_number_is_refused():
   fields = dict(cases=[["", "0.3333"]])
   for good in (None, 0, 1e-3, "1e-3"):

@@ -63,6 +63,27 @@ def test_plain_data_crosses():
   assert not grade("def f(x, b=0): return str(x)", problem).correct
 
 
+def test_numbers_and_arrays_of_numpy_cross():
+  """A number is one of Python's; an array keeps its type and its shape."""
+  program = """
+import numpy as np
+def total(x): return np.sum(x)
+def more(x): return np.mean(x) > 1
+def scale(x): return np.array(x) * 2
+def empty(): return np.zeros((0, 3))
+def names(): return [np.str_("a")], {np.int64(1): np.float32(0.5)}
+def objects(): return np.array([print])
+"""
+  tests = """
+import numpy as np
+assert type(total([1, 2])) is int and more([1, 2]) is True
+assert scale(np.eye(2)).tolist() == [[2.0, 0.0], [0.0, 2.0]]
+assert scale([1]).dtype == np.int64 and empty().shape == (0, 3)
+assert names() == (["a"], {1: 0.5}) and objects() != print
+"""
+  assert grade(program, code.Calls(tests)).correct
+
+
 def test_hostile_frames_are_errors():
   for content in (
       *({"tuple": 1}, {"int": 5}, {"int": "x"}, {"eval": "1"}, {}),
@@ -70,7 +91,8 @@ def test_hostile_frames_are_errors():
       *({"set": [[]]}, {"range": ["1", "2", "0"]}, {"range": "abcd"}),
       *({"bytes": "0"}, {"complex": ["x"]}, {"decimal.Decimal": ["x"]}),
       *({"datetime.date": [0, 0, 0]}, {"dict_keys": [[]]}),
-      {"collections.Counter": []},
+      *({"collections.Counter": []}, {"array": ["O", [1], [[]]]}),
+      *({"array": ["<i8", [2], [1]]}, {"array": ["<i8", [1], ["x"]]}),
   ):
     with pytest.raises((ArithmeticError, LookupError, TypeError, ValueError)):
       wire.decode(content)

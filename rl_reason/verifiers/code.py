@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 from rl_reason.verifiers import code_blocks, code_prompts, sandbox, tester
 from rl_reason.verifiers.code_blocks import program
 
+FLOAT_TOLERANCE = 1e-6  # as the usual checkers of contests
+MOST_DIGITS = 40  # characters of a float that has a tolerance
+
 
 class Verdict(NamedTuple):
   """The outcome of the tests.
@@ -61,8 +64,8 @@ class Streams(NamedTuple):
 
   Attributes:
     cases: pairs of input and expected output, compared token by token.
-    tolerance: relative or absolute error of numbers; None to compare tokens as
-      text.
+    tolerance: relative or absolute error of all numbers; None: only of tokens
+      that are floats on both sides, FLOAT_TOLERANCE. Integers are then exact.
   """
 
   cases: tuple[tuple[str, str], ...]
@@ -146,9 +149,37 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
       os.close(fd)
 
 
+# A number with a point or an exponent, perhaps in brackets or before a comma.
+_FLOAT = re.compile(
+    r"([^\w.+-]*)"
+    r"([-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?)"
+    r"([^\w.]*)",
+    re.IGNORECASE,
+)
+
+
+def _floats(found: str, expected: str) -> bool:
+  """Whether two tokens are equal floats, up to FLOAT_TOLERANCE."""
+  first, second = _FLOAT.fullmatch(found), _FLOAT.fullmatch(expected)
+  # More digits than these are meant to be compared.
+  if not second or len(expected) > MOST_DIGITS:
+    return False
+  if not first:  # 3 is 3.0
+    return found.isdecimal() and float(second[2]) == int(found)
+  if first.group(1, 3) != second.group(1, 3):
+    return False
+  numbers = float(first[2]), float(second[2])
+  tolerance = FLOAT_TOLERANCE
+  return math.isfinite(numbers[1]) and math.isclose(
+      *numbers, rel_tol=tolerance, abs_tol=tolerance
+  )
+
+
 def _equal(found: str, expected: str, tolerance: float | None) -> bool:
-  if found == expected or tolerance is None:
-    return found == expected
+  if found == expected:
+    return True
+  if tolerance is None:
+    return _floats(found, expected)
   try:
     numbers = float(found), float(expected)
   except ValueError:

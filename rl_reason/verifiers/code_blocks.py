@@ -18,28 +18,28 @@ from rl_reason.verifiers import code_prompts
 # A line that opens or closes a block: three or more backticks or tildes, in
 # lists and quotations as well. The upper limits bound the time of a match.
 FENCE = re.compile(
-  r"^(?P<before>[ \t]*(?:>[ \t]?){0,9}(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)"
-  r"(?P<mark>`{3,9}(?!`)|~{3,9}(?!~))[ \t]*(?P<info>[^\n`]*)$",
-  re.MULTILINE,
+    r"^(?P<before>[ \t]*(?:>[ \t]?){0,9}(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)"
+    r"(?P<mark>`{3,9}(?!`)|~{3,9}(?!~))[ \t]*(?P<info>[^\n`]*)$",
+    re.MULTILINE,
 )
 # "Here it is: ```python" opens a block as well.
 _LATE = re.compile(
-  r"(?P<before>[^\n`]*)(?P<mark>```)(?P<info>python3?|py)[ \t]*$", re.I
+    r"(?P<before>[^\n`]*)(?P<mark>```)(?P<info>python3?|py)[ \t]*$", re.I
 )
 _PYTHON = re.compile(
-  r"(?:\{\s*\.?|lang(?:uage)?-)?i?py(?:thon)?[\d.]*(?![\w-])", re.I
+    r"(?:\{\s*\.?|lang(?:uage)?-)?i?py(?:thon)?[\d.]*(?![\w-])", re.I
 )
 _LANGUAGE = re.compile(r"[\w+#.-]+\s*$")
 _SESSION = re.compile(r"[ \t]*(?:>>>|\.\.\.)(?: |$)")
 _STARTS = re.compile(r"\s*(?:async\s|def\s|class\s|import\s|from\s|@)")
 _DEFINITION = re.compile(
-  r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)[^\n]*\n\s*\S", re.MULTILINE
+    r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)[^\n]*\n\s*\S", re.MULTILINE
 )
 _KEYWORD = re.compile(r"\b(?:print|def|import|input)\b")
 # A line of a program in a text without blocks.
 _STATEMENT = re.compile(
-  r"(?:async|def|class|import|from|if|for|while|try|with|print)\b|@"
-  r"|[A-Za-z_][\w, .\[\]]{0,99}[-+*/]?=(?!=)"
+    r"(?:async|def|class|import|from|if|for|while|try|with|print)\b|@"
+    r"|[A-Za-z_][\w, .\[\]]{0,99}[-+*/]?=(?!=)"
 )
 _LARGEST = 100_000  # characters of a text that is parsed
 _BLOCKS = 100  # blocks that are read, from the end
@@ -155,8 +155,8 @@ class Block:
     scopes = [x for x in outside if isinstance(x, _SCOPES[:3])]
     effects = {*_WRITE, *(name for x in scopes for name in _binds(x))}
     self.acts = any(
-      isinstance(x, ast.Expr) and not _named(x).isdisjoint(effects)
-      for x in outside
+        isinstance(x, ast.Expr) and not _named(x).isdisjoint(effects)
+        for x in outside
     )
     kinds = (*_SCOPES, ast.Return, ast.Import, ast.ImportFrom, ast.Call)
     self.rank = 1 + any(isinstance(x, kinds) for x in ast.walk(tree))
@@ -179,7 +179,7 @@ class _Open(NamedTuple):
     return same and len(fence["before"]) <= self.indent + 3
 
   def blocks(self, closed: bool) -> list[Block]:
-    """The block; [] if it is marked as of another language."""
+    """The block; [] if it is empty, or marked as of another language."""
     marked = bool(_PYTHON.match(self.info))
     if self.info and not marked:
       return []
@@ -189,7 +189,8 @@ class _Open(NamedTuple):
     if closed:
       return [Block("\n".join([*lines, ""] if lines else lines), marked)]
     source = re.split(r"```[ \t]*(?:\n|$)", "\n".join(lines), maxsplit=1)[0]
-    return [Block(_beginning(source) or source, marked)]
+    source = _beginning(source) or source
+    return [Block(source, marked)] if source.strip() else []
 
 
 def _beginning(source: str) -> str:
@@ -268,7 +269,7 @@ def _unfenced(text: str) -> list[Block]:
 
 
 def _needed(
-  names: Collection[str], blocks: Sequence[Block], last: int
+    names: Collection[str], blocks: Sequence[Block], last: int
 ) -> set[int]:
   """Indices of the blocks that define names, and the names that these use.
 

@@ -3,8 +3,9 @@
 It has three tiers, and uses the best one that this machine supports:
 
   bubblewrap  its own namespaces for mounts, processes, network and IPC; the
-              only files are the standard library and its shared libraries,
-              read-only, and a small /tmp; ends with its parent
+              only files are the standard library, numpy if it is installed,
+              and their shared libraries, read-only, and a small /tmp; ends
+              with its parent
   landlock    the same files by Linux's Landlock, none of them writable
   rlimits     resource limits only: files and, except on x86-64, processes and
               network are accessible; needs `allow_unsafe`
@@ -17,6 +18,7 @@ is used only if a probe could not escape from it.
 import contextlib
 import fcntl
 import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -41,10 +43,14 @@ _PYTHON = os.path.realpath(sys.executable)
 # a set must not decide a verdict. Large numbers may be printed, since the time
 # is limited.
 _FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
-# One malloc arena a thread would exhaust the address space.
+# One malloc arena a thread would exhaust the address space, and so would the
+# buffers of the threads of numpy's linear algebra.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+_ENVIRONMENT |= {
+    f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")
+}
 _ENTER = f"""
-import importlib, json, sys
+import importlib, importlib.util, json, sys
 sys.path.append({str(_ROOT)!r})
 from rl_reason.verifiers import lockdown
 with open(int(sys.argv[1])) as f:
@@ -53,6 +59,12 @@ sys.argv[:] = ["program.py"]
 module, name = job["role"].split(".")
 role = importlib.import_module("rl_reason.verifiers." + module)
 sys.path.pop()
+class Packages:
+  def find_spec(name, path=None, target=None):
+    if folder := job["packages"].get(name):
+      return importlib.util.spec_from_file_location(
+          name, folder + "/__init__.py", submodule_search_locations=[folder])
+sys.meta_path.append(Packages)
 lockdown.apply(**job["lockdown"])
 getattr(role, name)(job)
 """
@@ -91,13 +103,28 @@ class Limits(NamedTuple):
 TIERS = ("bubblewrap", "landlock", "rlimits")
 
 
+@functools.cache
+def packages() -> dict[str, str]:
+  """Packages that programs may import, with their folders; only numpy."""
+  spec = importlib.util.find_spec("numpy")
+  if spec is None or not spec.origin:
+    return {}
+  return {"numpy": os.path.dirname(os.path.realpath(spec.origin))}
+
+
+def _package_files() -> list[str]:
+  """The folders of packages and of their shared libraries."""
+  folders = [x for path in packages().values() for x in (path, f"{path}.libs")]
+  return list(filter(os.path.isdir, folders))
+
+
 def _readable() -> list[str]:
   """Files and folders that Python needs, without programs, data and /etc."""
   here = pathlib.Path(__file__).parent
   paths = [_PYTHON, *map(sysconfig.get_path, ("stdlib", "platstdlib"))]
   paths += [os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib"]
   paths += ["/usr/lib64", "/etc/ld.so.cache", str(here)]
-  paths += [str(here.parent / "__init__.py")]
+  paths += [str(here.parent / "__init__.py"), *_package_files()]
   return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
@@ -134,9 +161,12 @@ def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
   argv += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
   for path in _readable():
     argv += ["--ro-bind", path, path]
-  packages = pathlib.Path(sysconfig.get_path("stdlib"), "site-packages")
-  if packages.is_dir():
-    argv += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+  site = pathlib.Path(sysconfig.get_path("stdlib"), "site-packages")
+  if site.is_dir():
+    argv += ["--tmpfs", str(site)]
+    for path in _package_files():
+      argv += ["--ro-bind", path, path]
+    argv += ["--remount-ro", str(site)]
   argv += ["--dev-bind", "/dev/null", "/dev/null"]
   # Usually /dev/stdin is a link into /proc, which does not exist here.
   argv += ["--ro-bind-data", str(stdin), "/dev/stdin"]
@@ -195,6 +225,7 @@ def running(
     errors: DEVNULL, PIPE or STDOUT of subprocess, for standard error.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier, limits)}
+  job["packages"] = packages()
   pipe, discard = subprocess.PIPE, subprocess.DEVNULL
   fds = [job[end] for end in ("read", "write") if end in job]
   prefix: list[str] = []

@@ -2,8 +2,9 @@
 
 A frame is its length in four bytes, and JSON of this length. None, bool, float,
 str, lists and small integers are sent unchanged, other values as `{tag:
-content}` with a tag of `_DECODE`. No code of the sender runs in the receiver,
-so a hostile frame is either a value or an error.
+content}` with a tag of `_DECODE`, and numbers of numpy as Python's. No code of
+the sender runs in the receiver, so a hostile frame is either a value or an
+error.
 """
 
 import functools
@@ -18,6 +19,7 @@ MAX_FRAME = 16 << 20  # bytes
 MAX_DEPTH = 200
 MAX_ITEMS = 10_000  # of an iterator
 _SMALL = 1 << 53
+_ARRAYS = "biufcU"  # kinds of arrays of numpy that are sent
 _COLLECTIONS: tuple[type, ...] = (
     *(tuple, set, frozenset),
     *(type({}.keys()), type({}.values()), type({}.items())),
@@ -69,6 +71,12 @@ def encode(value, depth: int = 0):
       deque = attribute == "deque"
       args = [list(value), value.maxlen] if deque else value.__reduce__()[1]
       return {name: encode(list(args), depth + 1)}
+  if numpy := sys.modules.get("numpy"):
+    if isinstance(value, numpy.generic):
+      return encode(value.item(), depth + 1)
+    if isinstance(value, numpy.ndarray) and value.dtype.kind in _ARRAYS:
+      items = encode(value.ravel().tolist(), depth + 1)
+      return {"array": [value.dtype.str, value.shape, items]}
   if isinstance(value, Iterator):
     items = list(itertools.islice(value, MAX_ITEMS + 1))
     if len(items) > MAX_ITEMS:
@@ -81,6 +89,14 @@ def _items(content) -> list:
   if type(content) is not list:
     raise ValueError("a list was due")
   return [decode(item) for item in content]
+
+
+def _array(content):
+  kind, shape, items = content
+  if type(kind) is not str or kind[1:2] not in _ARRAYS:
+    raise ValueError(f"an array of the kind {kind}")
+  array = importlib.import_module("numpy").array(_items(items), kind)
+  return array.reshape([int(size) for size in shape])
 
 
 def _range(content) -> range:
@@ -96,6 +112,7 @@ _DECODE = {
     "int": lambda content: int(content, 16),
     "complex": lambda content: complex(*map(float, content)),
     "range": _range,
+    "array": _array,
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "tuple": lambda content: tuple(_items(content)),
