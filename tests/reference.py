@@ -195,7 +195,11 @@ def optimal_token_baseline(
 
   out = [[0.0] * len(row) for row in rows]
   for group in _groups(groups_B):
-    if len({rewards_B[b] for b in group}) == 1:
+    longest = max(len(rows[b]) for b in group)
+    if all(
+        len({to_go(b, t) for b in group if len(rows[b]) > t}) == 1
+        for t in range(longest)
+    ):
       continue
     for b in group:
       for t in range(len(rows[b])):

@@ -261,6 +261,34 @@ def test_a_part_without_a_score_is_not_in_its_statistics():
   assert metrics["reward/b/mean"] == 3
 
 
+@pytest.mark.parametrize(
+    "rewards_BT, silent",
+    [
+        ([[0, 0, 1], [0, 0, 1]], True),
+        ([[0.5, 0, 1], [0.5, 0, 1]], True),
+        ([[1, 0, 0], [0, 0, 1]], False),  # the same sum, elsewhere
+        ([[0.5, 0, 1], [0, 0, 1]], False),  # equal outcomes, other steps
+        ([[0, 0.1, 0], [0, 0, 0]], False),
+    ],
+)
+def test_a_group_of_equal_returns_is_silent(rewards_BT, silent):
+  """OTB: token by token, and not by the outcomes, which are equal here."""
+  rewards_BT = jnp.array(rewards_BT, jnp.float32)
+  got_BT = advantage_variants.optimal_token_baseline(
+      jnp.ones(2),
+      rewards_BT,
+      jnp.zeros(2, int),
+      jnp.log(jnp.full((2, 3), 0.5)),
+      jnp.full((2, 3), 0.5),
+      jnp.ones((2, 3), bool),
+  )
+  assert bool((got_BT == 0).all()) == silent
+  if not silent:  # of equal weights the baseline is the mean
+    returns_BT = jnp.cumsum(rewards_BT[:, ::-1], 1)[:, ::-1]
+    wanted_BT = returns_BT - returns_BT.mean(0)
+    np.testing.assert_allclose(got_BT, wanted_BT, atol=1e-6)
+
+
 @DTYPES
 def test_gdpo_by_hand(dtype):
   """Parts of deviations +-1/2 and +-5: both normalise to +-sqrt(1/2).

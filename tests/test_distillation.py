@@ -60,6 +60,28 @@ def test_the_divergence_by_hand(beta, value):
   close(kl.full(jnp.float32(p), jnp.float32(q), beta=beta), [value])
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("both", [True, False])
+def test_tokens_that_are_excluded_add_nothing(beta, both):
+  """A logit of -inf in both, or where the divergence ignores the other."""
+  inf = jnp.inf
+  logits, ref = jnp.array([[0.3, -0.8, -inf]]), jnp.array([[-0.2, 0.5, -inf]])
+  if not both:  # the forward KL needs q = 0 where p = 0, the reverse p = 0
+    which = logits if beta == 0 else ref
+    changed = which.at[0, 2].set(-1.0)
+    logits, ref = (changed, ref) if beta == 0 else (logits, changed)
+  ref = jax.nn.log_softmax(ref)
+
+  def of(logits):
+    return kl.full(jax.nn.log_softmax(logits), ref, beta=beta).sum()
+
+  value, grad = jax.value_and_grad(of)(logits)
+  finite = lambda x: jnp.where(jnp.isinf(x), -1e30, x)  # noqa: E731
+  ref = finite(ref)
+  close(value, of(finite(logits)))
+  close(grad, jax.grad(of)(finite(logits)))
+
+
 def by_softmax(logits_XV, ref_logps_XV, beta):
   """The definition, without a gradient by hand."""
   p, q = jax.nn.softmax(logits_XV), jnp.exp(ref_logps_XV)

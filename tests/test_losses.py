@@ -165,6 +165,24 @@ def test_what_the_gradients_are_on_policy():
   assert np.abs(grads["k3"] - wanted).max() > 0.05
 
 
+@pytest.mark.parametrize("d", [-8.0, -3.0, -0.1, 0.2, 5.0])
+def test_the_logged_unbiased_k3_is_the_trained_one(d):
+  """Its gradient is the derivative of the value r k3, without bounds."""
+  old, ref = -2.5, -2.0
+  with jax.enable_x64(True):
+
+    def value(logp):
+      return jnp.exp(logp - old) * (jnp.exp(ref - logp) - 1 - (ref - logp))
+
+    def got(logp):
+      arrays = (jnp.full((1, 1), x) for x in (ref, old))
+      return kl_lib.k3_unbiased(logp[None, None], *arrays).sum()
+
+    logp = jnp.float64(ref + d)
+    pairs = jax.value_and_grad(got)(logp), jax.value_and_grad(value)(logp)
+    np.testing.assert_allclose(*pairs, rtol=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["k3_unbiased", "k2"])
 def test_only_the_unbiased_k3_has_the_gradient_off_policy(kind):
   """Three tokens by their probability under another policy."""

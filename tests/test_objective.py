@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import deepseek_v3_2
 from rl_reason.algorithms import objective, reductions, surrogates, variants
 from rl_reason.base.structs import Batch
+from rl_reason.checks import facts
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
@@ -41,9 +43,8 @@ def batch(**changes):
 def total(b=None, key=0, logps=LOGPS, reduction="token_mean", **terms):
   """The loss, its metrics and the gradient in the log-probs."""
   b = batch() if b is None else b
-  o = objective.Objective(
-      surrogates.ppo, getattr(reductions, reduction), **terms
-  )
+  terms = dict(surrogate=surrogates.ppo) | terms
+  o = objective.Objective(reduction=getattr(reductions, reduction), **terms)
   w = objective.token_weights(o, b, jax.random.key(key))
 
   def fn(logps_BT):
@@ -103,6 +104,33 @@ def test_ratios_of_the_metrics_are_clamped():
   far = LOGPS + np.array([[25.0, 0], [0, 0]]) - np.log([[1.5, 1], [1, 1]])
   metrics, _, _ = total(logps=far)
   close(metrics["ratio_mean"], (np.exp(20) + 0.5 + 1) / 3)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_a_surrogate_reads_the_log_probs_of_the_sampler(on_policy):
+  """Of one on-policy update, they are the old ones of the batch."""
+  seen = []
+
+  def surrogate(logps_BT, advantages_BT, sampler_logps_BT):
+    seen.append(sampler_logps_BT)
+    none_BT = jnp.zeros(logps_BT.shape, bool)
+    aux = dict(ratio=logps_BT, clipped=none_BT, clipped_lower=none_BT)
+    return -logps_BT * advantages_BT, aux
+
+  changes = {} if on_policy else dict(sampler_logps_BT=OLD - 1)
+  total(batch(**changes), surrogate=surrogate, on_policy=on_policy)
+  close(seen[0], OLD if on_policy else OLD - 1)
+
+
+def test_the_batch_has_what_the_surrogate_reads():
+  c = deepseek_v3_2.get_config()
+  assert facts.batch_options(c)["reads_sampler"]
+  c.updates.minibatches = 1  # on-policy: the old log-probs are the sampler's
+  assert not facts.batch_options(c)["reads_sampler"]
+  c.rl.staleness = 2
+  assert facts.batch_options(c)["reads_sampler"]
+  c.surrogate.name = "ppo"
+  assert not facts.batch_options(c)["reads_sampler"]
 
 
 def test_an_unbiased_kl_in_the_loss():

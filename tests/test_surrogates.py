@@ -441,6 +441,37 @@ def test_ppo_sequence_mask_by_hand(dtype):
   assert (aux["clipped"] & mask).tolist() == clipped
 
 
+def test_the_drift_of_a_sequence_is_measured_from_the_sampler():
+  """The trainer's old log-probs have not moved; the sampler's are .6 above."""
+  zeros, ones = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
+  mask = ones.at[1, 2].set(False)
+  sampler = jnp.array([[0.6] * 3, [0.6, 0.2, 99]])  # a mean of .4
+  of = surrogate_variants.ppo_sequence_mask
+  loss, aux = of(zeros, zeros, zeros - 1, mask, sampler)
+  assert loss.tolist() == [[0] * 3, [1] * 3]
+  assert aux["clipped"].tolist() == [[True] * 3, [False] * 3]
+  assert of(zeros, zeros, zeros - 1, mask)[0].tolist() == [[1] * 3] * 2
+  # Positive responses stay.
+  loss, _ = of(zeros, zeros, zeros + 1, mask, sampler)
+  assert loss.tolist() == [[-1] * 3] * 2
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "gmpo", "dppo"])
+def test_tokens_without_an_advantage_are_not_clipped(name):
+  """Ratios of e^-2 and e^2, which each bound would stop."""
+  function = getattr(
+      surrogate_variants if name in VARIANTS else surrogates, name
+  )
+  logps = jnp.array([[-2.0, -2, -2], [2, 2, 2]])
+  bounds = dict(clip_high=0.1) if name == "cispo" else {}
+  mask = jnp.ones((2, 3), bool)
+  for advantage, clipped in ((0.0, False), (-1.0, True), (1.0, True)):
+    _, aux = function(
+        logps, jnp.zeros((2, 3)), jnp.full((2, 3), advantage), mask, **bounds
+    )
+    assert bool(aux["clipped"].any()) == clipped
+
+
 def test_defaults_of_variants_are_the_published_ones():
   clamp = dict(log_ratio_max=20.0)
   wanted = dict(

@@ -267,11 +267,14 @@ def optimal_token_baseline(
 
   R_t is the return from token t on, and W_t sums 1 - 2 p + sum_v p_v^2 over the
   tokens up to t: the squared norms of the scores by the logits. Only responses
-  that reach token t are in its sums; tokens that the mask hides are skipped.
+  that reach token t are in its sums; tokens that the mask hides are skipped. A
+  group whose returns are equal token by token is silent; rewards_B are not
+  read.
 
   Keywords: with zero_tail 1 a token that no other response reaches has the
   baseline 0, not its own return, as verl's handle_zero_tail; eps as in verl.
   """
+  del rewards_B  # outcomes may be equal where rewards of steps differ
   # The tokens of the mask move to the front, so that token t is the t-th one.
   order_BT = jnp.argsort(~(mask_BT > 0), axis=1, stable=True)
   inputs = (mask_BT > 0, rewards_BT, logps_BT, squares_BT)
@@ -286,7 +289,12 @@ def optimal_token_baseline(
   baseline_BT = sum_BT / (of_group(energy_BT, groups_B) + eps)
   alone_BT = of_group(inside_BT.astype(norm_BT.dtype), groups_B) <= 1
   baseline_BT = jnp.where(alone_BT & (zero_tail > 0), 0, baseline_BT)
-  silent_BT = ~inside_BT | group_constant(rewards_B, groups_B)[:, None]
+  # Compared with each other: the baseline of equal returns is rounded.
+  highest = jax.vmap(group_max, (1, None), 1)
+  high_BT = highest(jnp.where(inside_BT, returns_BT, -jnp.inf), groups_B)
+  low_BT = -highest(jnp.where(inside_BT, -returns_BT, -jnp.inf), groups_B)
+  differ_B = jnp.any(high_BT > low_BT, 1).astype(norm_BT.dtype)
+  silent_BT = ~inside_BT | (group_max(differ_B, groups_B) == 0)[:, None]
   out_BT = jnp.where(silent_BT, 0, returns_BT - baseline_BT)
   return jnp.take_along_axis(out_BT, jnp.argsort(order_BT, 1), 1)
 

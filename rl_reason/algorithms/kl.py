@@ -56,10 +56,12 @@ def k3_unbiased(
 ) -> Array:
   """r k3, r = p / p_old: DeepSeek-V3.2 (arXiv:2512.02556).
 
-  The value is that of `k3`, weighed by the ratio to the policy that sampled;
-  the gradient is r d times that of log p, which is that of the reverse KL for
+  The value is that of k3, weighed by the ratio to the policy that sampled; the
+  gradient is r d times that of log p, which is that of the reverse KL for
   samples of any policy. Written as that product: the gradients of r and of k3
-  cancel where d is far below 0.
+  cancel where d is far below 0. Neither has the bounds of `k3`, beyond which
+  the value would be that of another function; d and log r are at least and at
+  most 20, so that nothing overflows.
 
   old_logps_BT are [B, T] of the policy that sampled; None: this policy did.
   """
@@ -67,8 +69,8 @@ def k3_unbiased(
   now_BT = stop(logps_BT)
   old_BT = now_BT if old_logps_BT is None else old_logps_BT
   ratio_BT = jnp.exp(jnp.clip(now_BT - old_BT, -20, 20))
-  d_BT = k1(now_BT, ref_logps_BT)
-  value_BT = ratio_BT * k3(now_BT, ref_logps_BT)
+  d_BT = jnp.clip(k1(now_BT, ref_logps_BT), -20, 20)
+  value_BT = ratio_BT * (jnp.expm1(-d_BT) + d_BT)
   return value_BT + ratio_BT * d_BT * (logps_BT - now_BT)
 
 
@@ -119,7 +121,9 @@ def full(logps_XV: Array, ref_logps_XV: Array, *, beta: float = 1.0) -> Array:
   chex.assert_equal_shape([logps_XV, ref_logps_XV])
   fixed_XV = jax.lax.stop_gradient(logps_XV)
   p_XV, q_XV = jnp.exp(fixed_XV), jnp.exp(ref_logps_XV)
-  ratio_XV = ref_logps_XV - fixed_XV  # log q / p
+  # A token that both exclude (a logit of -inf) adds 0 to all.
+  none_XV = jnp.isneginf(fixed_XV) & jnp.isneginf(ref_logps_XV)
+  ratio_XV = jnp.where(none_XV, 0, ref_logps_XV - fixed_XV)  # log q / p
   if beta == 1:
     value_XV = slope_XV = jnp.where(p_XV > 0, -p_XV * ratio_XV, 0)
   elif beta == 0:
@@ -131,4 +135,5 @@ def full(logps_XV: Array, ref_logps_XV: Array, *, beta: float = 1.0) -> Array:
     slope_XV = -(1 - beta) * p_XV * mixed_XV
     value_XV = beta * q_XV * (ratio_XV - mixed_XV) + slope_XV
   slope_XV = jax.lax.stop_gradient(slope_XV)
-  return jnp.sum(value_XV + slope_XV * (logps_XV - fixed_XV), -1)
+  change_XV = jnp.where(jnp.isneginf(fixed_XV), 0, logps_XV - fixed_XV)
+  return jnp.sum(value_XV + slope_XV * change_XV, -1)

@@ -118,6 +118,9 @@ def loss(
   # The surrogate.
   inputs = dict(logps_BT=logps_BT, old_logps_BT=old_BT, mask_BT=mask_BT)
   inputs["advantages_BT"] = b.advantages_BT
+  # Of one on-policy update, b.old_logps_BT are the sampler's.
+  sampler_BT = b.old_logps_BT if o.on_policy else b.sampler_logps_BT
+  inputs["sampler_logps_BT"] = sampler_BT
   loss_BT, aux = call_by_name(o.surrogate, inputs)
   total = jnp.sum(w["policy"] * loss_BT)
   metrics = dict(pg_loss=total)

@@ -85,7 +85,8 @@ def gmpo(
   mean_B1 = row_mean(stop(bounded_BT), mask_BT)[:, None]
   # The value is s; a token that is clipped has no gradient.
   ratio_BT = _ratio(mean_B1 + (bounded_BT - stop(bounded_BT)), 20.0)
-  return -ratio_BT * advantages_BT, _aux(ratio_BT, bounded_BT != log_BT)
+  clipped_BT = (bounded_BT != log_BT) & (advantages_BT != 0)
+  return -ratio_BT * advantages_BT, _aux(ratio_BT, clipped_BT)
 
 
 def dppo(
@@ -116,6 +117,7 @@ def dppo(
   far_BT = jnp.where(
       advantages_BT > 0, change_BT > change_high, change_BT < -change_low
   )
+  far_BT &= advantages_BT != 0  # else the loss is 0 without a mask
   weight_BT = jnp.where(far_BT, 0, jnp.minimum(ratio_BT, ratio_max))
   return -weight_BT * advantages_BT * logps_BT, _aux(ratio_BT, far_BT)
 
@@ -159,6 +161,7 @@ def ppo_sequence_mask(
     old_logps_BT: Array,
     advantages_BT: Array,
     mask_BT: Array,
+    sampler_logps_BT: Array | None = None,
     *,
     clip_low: UnitInterval = 0.2,
     clip_high: NonNegative = 0.2,
@@ -167,8 +170,11 @@ def ppo_sequence_mask(
 ) -> tuple[Array, dict[str, Any]]:
   """PPO without far negative responses: DeepSeek-V3.2 (2512.02556, eq 9).
 
-  The loss of tokens with A < 0 is 0 in a response whose mean of -log r exceeds
-  delta: incorrect, and no longer likely under the policy.
+  The loss of tokens with A < 0 is 0 in a response whose mean of
+  log(p_sampler / p) exceeds delta: incorrect, and no longer likely under the
+  policy. p_sampler is the probability that sampled the token (the paper's
+  pi_old, below eq 9), so that staleness and low precision of the sampler count;
+  without sampler_logps_BT it is that of old_logps_BT.
 
   Keywords: delta in nats per token (the paper does not state its value; .5 is
   the value of TRL's documentation); the others as in `ppo`.
@@ -180,7 +186,9 @@ def ppo_sequence_mask(
       clip_high=clip_high,
       log_ratio_max=log_ratio_max,
   )
-  drift_B1 = row_mean(old_logps_BT - logps_BT, mask_BT)[:, None]
+  if sampler_logps_BT is None:
+    sampler_logps_BT = old_logps_BT
+  drift_B1 = row_mean(sampler_logps_BT - logps_BT, mask_BT)[:, None]
   far_BT = (advantages_BT < 0) & (drift_B1 > delta)
   loss_BT = jnp.where(far_BT, 0, loss_BT)
   return loss_BT, aux | dict(clipped=aux["clipped"] | far_BT)

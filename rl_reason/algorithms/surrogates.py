@@ -142,6 +142,6 @@ def cispo(
   weight_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
   return -weight_BT * advantages_BT * logps_BT, dict(
       ratio=ratio_BT,
-      clipped=weight_BT != ratio_BT,
+      clipped=(weight_BT != ratio_BT) & (advantages_BT != 0),
       clipped_lower=jnp.zeros_like(log_BT, bool),
   )

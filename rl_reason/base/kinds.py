@@ -38,7 +38,10 @@ KINDS = {
     "surrogate": Kind(
         "surrogate",
         ("algorithms.surrogates", "algorithms.surrogate_variants"),
-        ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
+        (
+            *("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
+            "sampler_logps_BT",
+        ),
     ),
     "reduction": Kind(
         "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")

@@ -222,6 +222,8 @@ class Batch:
       this batch; -1 for padding.
     values_BT, returns_BT: float32, the critic's values before the update and
       its targets; zeros without a critic.
+    sampler_logps_BT: float32, for a surrogate that reads them and other
+      old_logps_BT; else None.
   """
 
   groups_B: Array
@@ -233,6 +235,7 @@ class Batch:
   staleness_B: Array
   values_BT: Array
   returns_BT: Array
+  sampler_logps_BT: Array | None = struct.field(default=None, kw_only=True)
 
 
 @struct.dataclass

@@ -65,6 +65,16 @@ def has_critic(c) -> bool:
   return "values_BT" in advantage_inputs(c)
 
 
+def batch_options(c) -> dict[str, bool]:
+  """Keywords of `step.train_batch`, of the policy."""
+  inputs = functions.signature("surrogate", c.surrogate.name).inputs
+  # The old log-probs of one on-policy update are the sampler's.
+  reads_sampler = "sampler_logps_BT" in inputs and not on_policy(c)
+  return dict(
+      mask_truncated=c.loss.mask_truncated, reads_sampler=reads_sampler
+  )
+
+
 def reads_squares(c) -> bool:
   """Whether the advantage reads sums of squared probabilities."""
   return "squares_BT" in advantage_inputs(c)

@@ -609,7 +609,7 @@ def credited(
   batch = train_batch(
       rows,
       credit,
-      mask_truncated=c.loss.mask_truncated,
+      **facts.batch_options(c),
       updates=len(plan.order_MB),
       ref_logps_BT=arrays["ref_logps_BT"],
       values_BT=arrays["values_BT"],

@@ -72,7 +72,8 @@ def update_arguments(c, model: Model) -> tuple:
     source = by_row(jnp.int32, length, rows=rows)
     return Packed(tokens, tokens, tokens, source)
 
-  batch = abstract_batch(by_row, length)
+  reads_sampler = facts.batch_options(c)["reads_sampler"]
+  batch = abstract_batch(by_row, length, reads_sampler)
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
@@ -105,7 +106,9 @@ def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:
   return parameters.abstract(table, parameters.shardings(table, mesh))
 
 
-def abstract_batch(by_row: Callable, length: int) -> Batch:
+def abstract_batch(
+    by_row: Callable, length: int, reads_sampler: bool = False
+) -> Batch:
   """Shapes of the batch that an update reads.
 
   `by_row` makes an abstract array [rows, *sizes] of (dtype, *sizes).
@@ -121,6 +124,7 @@ def abstract_batch(by_row: Callable, length: int) -> Batch:
       staleness_B=by_row(jnp.int32),
       values_BT=numbers,
       returns_BT=numbers,
+      sampler_logps_BT=numbers if reads_sampler else None,
   )
 
 

@@ -194,7 +194,7 @@ def train(
   state.stream = beside_rl(c, mesh, display, row_source, tok, environments)
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
-  mask_truncated = c.loss.mask_truncated
+  batch_options = facts.batch_options(c)
   continues = facts.continues(c)
   # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
@@ -321,7 +321,7 @@ def train(
       batch = train_batch(
           rows,
           credit,
-          mask_truncated=mask_truncated,
+          **batch_options,
           updates=len(plan.order_MB),
           ref_logps_BT=ref_logps_BT,
           values_BT=values_BT,

@@ -89,6 +89,7 @@ def train_batch(
     credit: dict[str, Array],
     *,
     mask_truncated: bool = False,
+    reads_sampler: bool = False,
     updates: int = 1,
     ref_logps_BT: Array | None = None,
     values_BT: Array | None = None,
@@ -102,6 +103,7 @@ def train_batch(
       loss.
     mask_truncated: overlong filtering: truncated responses leave the loss and
       its denominators.
+    reads_sampler: whether the batch has the log-probs of the sampler.
     updates: optimizer steps of an RL step.
     ref_logps_BT: of the reference policy of a KL, or None.
     values_BT: of the critic before the update, or None.
@@ -112,6 +114,7 @@ def train_batch(
   if "rewards_B" in credit:
     mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
   zeros_BT = np.zeros_like(rows.old_logps_BT)
+  sampler_BT = np.where(mask_BT, rows.rollouts.logps_BT, 0)
   staleness_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
   return Batch(
       groups_B=rows.rollouts.ids_B,
@@ -123,6 +126,7 @@ def train_batch(
       staleness_B=staleness_B.astype(np.int32),
       values_BT=zeros_BT if values_BT is None else values_BT,
       returns_BT=credit.get("returns_BT", zeros_BT),
+      sampler_logps_BT=sampler_BT if reads_sampler else None,
   )
 
 
