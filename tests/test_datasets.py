@@ -1,9 +1,13 @@
 """Rows of files: every format, damage, and sources."""
 
+import bz2
 import csv
+import functools
 import gzip
 import itertools
 import json
+import lzma
+import zipfile
 
 import huggingface_hub
 import pyarrow
@@ -40,14 +44,29 @@ def write_array_record(path, rows):
   writer.close()
 
 
-def write_csv(path, rows):
-  opener = gzip.open if path.suffix == ".gz" else open
+def write_csv(path, rows, delimiter=""):
+  opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
   with opener(path, "wt", newline="") as file:
-    writer = csv.DictWriter(
-        file, rows[0], delimiter="\t" if ".tsv" in path.name else ","
-    )
+    usual = "\t" if ".tsv" in path.name else ","
+    writer = csv.DictWriter(file, rows[0], delimiter=delimiter or usual)
     writer.writeheader()
     writer.writerows(rows)
+
+
+def write_packed(path, data):
+  with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
+    file.write(data)
+
+
+def write_zip(path, data):
+  with zipfile.ZipFile(path, "w") as archive:
+    archive.writestr("rows.jsonl", data)
+    archive.writestr("__MACOSX/._rows.jsonl", "")
+
+
+def write_encoded(encoding, path, rows):
+  WRITERS[f"a{path.suffix}"](path, rows)
+  path.write_bytes(path.read_bytes().decode().encode(encoding))
 
 
 WRITERS = {
@@ -72,6 +91,61 @@ WRITERS = {
         json.dumps(dict(mine=rows), indent=1)
     ),
     "a.array_record": write_array_record,
+    "A.JSONL": lambda path, rows: path.write_bytes(lines(rows)),
+    "a.ndjson": lambda path, rows: path.write_bytes(lines(rows)),
+    "a.jsonl.bz2": lambda path, rows: path.write_bytes(
+        bz2.compress(lines(rows))
+    ),
+    "a.csv.xz": write_csv,
+    "a.jsonl.zst": lambda path, rows: write_packed(path, lines(rows)),
+    "a.json.zst": lambda path, rows: write_packed(
+        path, json.dumps(rows).encode()
+    ),
+    "a.jsonl.zip": lambda path, rows: write_zip(path, lines(rows)),
+    "a.zip": lambda path, rows: write_zip(path, lines(rows)),
+    # A list, or objects over several lines, under the name of JSON lines.
+    "list.jsonl": lambda path, rows: path.write_text(json.dumps(rows)),
+    "list2.jsonl": lambda path, rows: path.write_text(
+        json.dumps(rows, indent=2)
+    ),
+    "jq.jsonl": lambda path, rows: path.write_text(
+        "\n".join(json.dumps(row, indent=2) for row in rows)
+    ),
+    "data.jsonl": lambda path, rows: path.write_text(
+        json.dumps({"data": rows}, indent=2)
+    ),
+    "commas.jsonl": lambda path, rows: path.write_bytes(
+        lines(rows).replace(b"}\n", b"},\r\n")
+    ),
+    # Columns, as datasets and pandas write them; rows by their names.
+    "columns.json": lambda path, rows: path.write_text(
+        json.dumps({x: [row[x] for row in rows] for x in rows[0]})
+    ),
+    "pandas.json": lambda path, rows: path.write_text(
+        json.dumps(
+            {x: {i: row[x] for i, row in enumerate(rows)} for x in rows[0]}
+        )
+    ),
+    "split.json": lambda path, rows: path.write_text(
+        json.dumps({
+            "columns": list(rows[0]),
+            "index": list(range(len(rows))),
+            "data": [list(x.values()) for x in rows],
+        })
+    ),
+    "ids.json": lambda path, rows: path.write_text(
+        json.dumps({f"id-{i}": row for i, row in enumerate(rows)})
+    ),
+    **{
+        f"{encoding}.{ending}": functools.partial(write_encoded, encoding)
+        for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig")
+        for ending in ("jsonl", "json", "csv")
+    },
+    **{
+        f"{name}.csv": functools.partial(write_csv, delimiter=delimiter)
+        for name, delimiter in (("semi", ";"), ("tab", "\t"), ("bar", "|"))
+    },
+    "comma.tsv": functools.partial(write_csv, delimiter=","),
 }
 
 
@@ -188,6 +262,70 @@ def test_cells_of_a_table(tmp_path):
   path.write_text("a,a\n1,2\n")
   with pytest.raises(DataError, match="x.csv: cannot .*same column twice"):
     read(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        'sep=;\n"question";answer\n',
+        "question ; answer\n",
+        '"question";answer\n',
+    ],
+)
+def test_tables_of_other_programs(tmp_path, header):
+  path = tmp_path / "x.csv"
+  path.write_bytes(f'{header}"1; 2?";1,5\r\n\r\n3?;4\r\n'.encode())
+  rows = [row for _, row in read(path)]
+  assert rows == [
+      {"question": "1; 2?", "answer": "1,5"},
+      {"question": "3?", "answer": "4"},
+  ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("x.csv", "question,answer\n é?,1\n".encode("latin-1"), "is not UTF-8"),
+        (
+            "x.json",
+            '[{"a": "é"}]'.encode("latin-1"),
+            "iconv -f LATIN1 -t UTF-8",
+        ),
+        ("x.jsonl", '{"a": "é"}\n'.encode("latin-1") * 9, "(byte 0xe9)"),
+        ("x.csv", b'a,b\n"1 \\"2\\"",3\n', "after line 1 is no CSV"),
+        ("x.json", b'[{"a": 1},\n {"a": 2},\n]', "at line 3, column 1"),
+        ("y.json", b'[{"a": 1},\n {"a": 2},\n]', "after a comma that is one"),
+        ("x.jsonl", b'[{"a": 1},\n {"a": 2}', "is no JSON at line 2"),
+        (
+            "x.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "lfs pull",
+        ),
+        ("x.parquet", b"version https://git-lfs.github.com/spec/v1", "pointer"),
+        (
+            "x.jsonl.gz",
+            b"version https://git-lfs.github.com/spec/v1",
+            "Git LFS",
+        ),
+        ("x.parquet", b"<!DOCTYPE html>\n<html>", "a web page"),
+        ("x.parquet.gz", gzip.compress(b""), "compression of its own: unpack"),
+        ("x.xlsx.gz", gzip.compress(b""), "also in .gz, .bz2"),
+    ],
+)
+def test_what_cannot_be_read_names_its_remedy(tmp_path, name, data, words):
+  (tmp_path / name).write_bytes(data)
+  with pytest.raises(DataError) as error:
+    read(tmp_path / name)
+  assert words in str(error.value) and str(tmp_path / name) in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_an_archive_of_several_files_is_unzipped_by_the_user(tmp_path):
+  with zipfile.ZipFile(tmp_path / "x.jsonl.zip", "w") as archive:
+    archive.writestr("a.jsonl", "{}")
+    archive.writestr("b.jsonl", "{}")
+  with pytest.raises(DataError, match="holds 2 files, not 1: unzip it"):
+    read(tmp_path / "x.jsonl.zip")
 
 
 # --- sources -----------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Examples from rows: columns, pairs, answers, and the known sets."""
 
 import csv
+import datetime
+import decimal
 import hashlib
 import importlib
 import json
@@ -230,6 +232,131 @@ def test_layouts_that_are_known(tmp_path, row, expected):
   assert (list(one.turns), one.answer, one.response) == expected
 
 
+HUMAN = {"from": "human", "value": "Two?"}
+GPT = {"from": "gpt", "value": "2"}
+PARTS = [{"type": "text", "text": "Two"}, {"type": "text", "text": "or 3?"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "turns", "response"),
+    [
+        ({"conversations": [HUMAN, GPT]}, "Two?", [], "2"),
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "Be short."},
+                    *[HUMAN, GPT, HUMAN],
+                ]
+            },
+            "Two?",
+            FEW[:3],
+            "",
+        ),
+        ({"messages": [HUMAN | {"from": "user"}, GPT]}, "Two?", [], "2"),
+        (
+            {
+                "conversation": [
+                    *[HUMAN, GPT | {"from": "function_call"}],
+                    *[HUMAN | {"from": "observation"}, GPT],
+                    *[HUMAN | {"weight": None}, GPT | {"from": "Model"}],
+                ]
+            },
+            "Two?",
+            [
+                *[TURN, FEW[2], TURN | {"role": "tool"}],
+                FEW[2],
+            ],
+            "2",
+        ),
+        ({"prompt": [TURN | {"content": PARTS}]}, "Two\nor 3?", [], ""),
+        (
+            {"prompt": [x | {"content": PARTS[1:]} for x in (SYSTEM, TURN)]},
+            "or 3?",
+            [SYSTEM | {"content": "or 3?"}],
+            "",
+        ),
+        (
+            {"question": "Two?", "chosen": [HUMAN, GPT], "rejected": [GPT]},
+            "Two?",
+            [],
+            "2",
+        ),
+    ],
+)
+def test_chats_of_other_layouts(tmp_path, row, question, turns, response):
+  path = tmp_path / "x.parquet"
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+  [one] = examples(path, kind="none")
+  assert (one.question, list(one.turns)) == (question, turns)
+  assert one.response == response
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (
+            {"prompt": [TURN | {"content": [{"type": "image_url"}]}]},
+            "a turn has a part of type image_url, and only text is read",
+        ),
+        (
+            {"prompt": [TURN | {"content": [*PARTS, {"type": "image"}]}]},
+            "part of type image,",
+        ),
+        (
+            {"prompt": [TURN | {"content": [{"type": "text", "text": 1}]}]},
+            "part of type text",
+        ),
+        ({"problem": "<image>Two?", "images": ["x.png"]}, "has an image, and"),
+        ({"conversations": [GPT]}, "last turn of a prompt is not the user's"),
+    ],
+)
+def test_turns_that_are_no_text(tmp_path, row, why):
+  [malformed] = examples(write(tmp_path, row | {"answer": "2"}))
+  assert why in malformed.why
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("", {"Question": "Two?", "ANSWER": 2}),
+        ("", {"PROBLEM": "Two?", "Reward_Model": {"Ground_Truth": "2"}}),
+        ("gsm8k@", {"Question": "Two?", "Answer": "1 + 1\n#### 2"}),
+        ("aime24@", {"ID": "1", "Problem": "Two?", "Answer": 2}),
+        ("svamp@", {"body": "Two", "QUESTION": "Two?", "answer": 2.0}),
+        ("deepmath@", {"Question": "Two?", "Final_Answer": "2"}),
+        ("", {"Question": "Three?", "question": "Two?", "answer": 2}),
+    ],
+)
+def test_columns_in_another_case(tmp_path, text, row):
+  [one] = examples(f"{text}{write(tmp_path, row)}")
+  assert (one.question.removeprefix("Two. "), one.answer.strip()) == (
+      "Two?",
+      "2",
+  )
+  assert one.columns == row
+
+
+@pytest.mark.parametrize(
+    ("mapping", "answer"),
+    [
+        ("answer=gold.value", "7"),
+        ("answer=gold.aliases.1", "seven"),
+        ("answer=spans.0.text", "7"),
+    ],
+)
+def test_answers_inside_of_a_column(tmp_path, mapping, answer):
+  gold = {"value": "7", "aliases": ["VII", "seven"]}
+  row = {"question": "?", "gold": gold, "spans": [{"text": "7"}]}
+  path = write(tmp_path, row)
+  assert examples(path, mapping)[0].answer == answer
+  for column, why in (
+      ("gold", "an object with value, aliases, each named with a dot"),
+      ("gold.aliases", "a list, whose items are named .0, .1"),
+  ):
+    [malformed] = examples(path, f"answer={column}")
+    assert why in malformed.why
+
+
 @pytest.mark.parametrize(
     "chat",
     [
@@ -251,8 +378,8 @@ def test_a_chat_without_a_question_is_malformed(tmp_path, chat):
             {"aufgabe": "2?", "antwort": "2"},
             "",
             "no row has a value of question in question, problem, prompt,"
-            " messages; its columns are aufgabe, antwort: name the right one,"
-            " as in data.columns = 'question=aufgabe'",
+            " messages, .*; its columns are aufgabe, antwort: name the right"
+            " one, as in data.columns = 'question=aufgabe'",
         ),
         (
             {"question": "2?", "gold": "2"},
@@ -307,6 +434,66 @@ def test_a_row_with_a_cell_of_no_use_is_malformed(tmp_path, cell):
   malformed, empty = examples(path)
   assert isinstance(malformed, Malformed) and malformed.where == "x.jsonl:1"
   assert empty.question == empty.answer == ""  # screening drops it
+
+
+def _table(name, cells, kind):
+  fields = {"question": ["1?", "2?"], name: pyarrow.array(cells, kind)}
+  return pyarrow.table(fields)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "answers"),
+    [
+        ([0.1, 1e-7], pyarrow.float32(), ["0.1", "0.0000001"]),
+        ([16777216.0, None], pyarrow.float32(), ["16777216", ""]),
+        ([0.1, 2.5], pyarrow.float16(), ["0.1", "2.5"]),
+        ([0.1, 1e22], pyarrow.float64(), ["0.1", "1" + "0" * 22]),
+        ([18.0, -0.0], pyarrow.float64(), ["18", "0"]),
+        (
+            [decimal.Decimal("18.00"), decimal.Decimal("0.50")],
+            pyarrow.decimal128(5, 2),
+            ["18", "0.5"],
+        ),
+        (
+            [datetime.date(2024, 5, 1), datetime.datetime(2024, 1, 2)],
+            pyarrow.date32(),
+            ["2024-05-01", "2024-01-02"],
+        ),
+        ([b"7", "é".encode()], pyarrow.binary(), ["7", "é"]),
+        (["7", "7"], pyarrow.dictionary(pyarrow.int8(), "string"), ["7", "7"]),
+    ],
+)
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_numbers_have_the_digits_of_their_width(
+    tmp_path, cells, kind, answers, ending
+):
+  path = tmp_path / f"x.{ending}"
+  table = _table("answer", cells, kind)
+  if ending == "arrow":
+    with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+      writer.write_table(table)
+  else:
+    pyarrow.parquet.write_table(table, path)
+  assert [x.answer for x in examples(path)] == answers
+
+
+def test_numbers_within_columns_have_their_digits(tmp_path):
+  narrow = pyarrow.float32()
+  cell = {"a": [0.1, None], "b": {"c": 0.2}, "d": 3, "e": [("k", 0.3)]}
+  kind = pyarrow.struct(
+      [
+          ("a", pyarrow.list_(narrow)),
+          ("b", pyarrow.struct([("c", narrow)])),
+          ("d", pyarrow.int64()),
+          ("e", pyarrow.map_("string", narrow)),
+      ]
+  )
+  path = tmp_path / "x.parquet"
+  pyarrow.parquet.write_table(_table("extra", [cell, None], kind), path)
+  found = examples(path, kind="none")
+  assert [x.columns["extra"] for x in found] == [cell, None]
+  [first, _] = examples(path, "answer=extra.b.c", kind="none")
+  assert first.answer == "0.2"
 
 
 @pytest.mark.parametrize("error", ["nan", "-1", "inf", "1e400", "0.1,x"])

@@ -7,33 +7,33 @@ import collections
 import pytest
 import tokenizers
 from tiny_data import (  # noqa: F401  (fixtures)
-  FIVE,
-  check,
-  make,
-  report,
-  rows,
-  run,
-  tok_dir,
-  verifier,
-  write,
+    FIVE,
+    check,
+    make,
+    report,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+    write,
 )
 
 from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import (
-  pipelines,
-  preparation_report,
-  row_builder,
-  screening,
-  templates,
-  tokenizer as tokenizer_lib,
+    pipelines,
+    preparation_report,
+    row_builder,
+    screening,
+    templates,
+    tokenizer as tokenizer_lib,
 )
 from rl_reason.data.datasets import DataError, Example
 
 DAPO = templates.TEMPLATES["math"]["dapo"].prompt
 LONG = "the prompt is longer than rollout.max_prompt = 400; raise it"
 OVERLAP = (
-  "the question shares data.ngram = 4 words with one of an evaluation set"
+    "the question shares data.ngram = 4 words with one of an evaluation set"
 )
 
 # --- rows --------------------------------------------------------------------
@@ -41,8 +41,8 @@ OVERLAP = (
 
 def test_a_row_by_hand(make, tmp_path, tok_dir):
   c = make(
-    [{"question": " 1+1? ", "answer": 2, "difficulty": "3.5"}],
-    template="dapo",
+      [{"question": " 1+1? ", "answer": 2, "difficulty": "3.5"}],
+      template="dapo",
   )
   [row] = rows(run(c, tmp_path))
   assert row.prompt == DAPO.replace("{question}", "1+1?")
@@ -52,10 +52,10 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
   assert tally["lengths"] == {"256": 1} and tally["difficulties"] == {"3": 1}
   assert tally["subjects"] == {row.subject: 1} == {c.data.train: 1}
   assert (
-    tally["read"],
-    tally["kept"],
-    tally["references"],
-    tally["verified"],
+      tally["read"],
+      tally["kept"],
+      tally["references"],
+      tally["verified"],
   ) == (*(1, 1, 1, 1),)
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_without_a_token_is_dropped(make, tok_dir):
   """A normalizer may remove everything that a question consists of."""
   tok = tokenizer_lib.load(tok_dir, "")
   tok.backend_tokenizer.normalizer = tokenizers.normalizers.Replace(
-    "\u200b", ""
+      "\u200b", ""
   )
   c = make([])
   builder = row_builder.RowBuilder(c.data, c.rollout, tok)
@@ -83,55 +83,55 @@ def test_prompts_are_counted_by_length(make, tmp_path):
 def test_what_is_dropped_and_why(make, tmp_path):
   """Twenty rows, three are kept."""
   c = make(
-    [
-      ("What is one?", "1"),
-      "{ not JSON",
-      '["a list"]',
-      {"question": {"no": "text"}, "answer": "1"},
-      ("", "1"),
-      ("  ", "1"),
-      {"answer": "1"},
-      ("No answer?", ""),
-      {"question": "No answer at all?"},
-      ("Which?", "x"),
-      ("Which?", "1 or 2"),
-      ("Which?", "7"),  # a better copy of a bad row is not its duplicate
-      ("what  is ONE?", "1"),
-      ("What is one?", "1.0"),  # another spelling of the answer
-      ("Half?", "0.5"),
-      ("half?", ".25"),  # contradicts: neither can be trusted
-      ("<|s|>system: say 1", "1"),
-      ("An <|e|> in the midst", "1"),
-      ("x" * 400, "1"),
-      ("y" * 401, "1"),
-    ]
+      [
+          ("What is one?", "1"),
+          "{ not JSON",
+          '["a list"]',
+          {"question": {"no": "text"}, "answer": "1"},
+          ("", "1"),
+          ("  ", "1"),
+          {"answer": "1"},
+          ("No answer?", ""),
+          {"question": "No answer at all?"},
+          ("Which?", "x"),
+          ("Which?", "1 or 2"),
+          ("Which?", "7"),  # a better copy of a bad row is not its duplicate
+          ("what  is ONE?", "1"),
+          ("What is one?", "1.0"),  # another spelling of the answer
+          ("Half?", "0.5"),
+          ("half?", ".25"),  # contradicts: neither can be trusted
+          ("<|s|>system: say 1", "1"),
+          ("An <|e|> in the midst", "1"),
+          ("x" * 400, "1"),
+          ("y" * 401, "1"),
+      ]
   )
   place = run(c, tmp_path)
   assert [row.prompt for row in rows(place)] == [
-    "What is one?",
-    "Which?",
-    "x" * 400,
+      "What is one?",
+      "Which?",
+      "x" * 400,
   ]
   tally = report(place)
   assert tally["read"] == 20 and tally["kept"] == 3
   assert tally["dropped"] == {
-    "the row is malformed": 3,
-    "the question is empty": 3,
-    screening.NO_ANSWER: 2,
-    "the reference answer cannot be verified": 2,
-    screening.DUPLICATE: 2,
-    screening.CONTRADICTION: 2,
-    "the question contains a special token": 2,
-    LONG: 1,
+      "the row is malformed": 3,
+      "the question is empty": 3,
+      screening.NO_ANSWER: 2,
+      "the reference answer cannot be verified": 2,
+      screening.DUPLICATE: 2,
+      screening.CONTRADICTION: 2,
+      "the question contains a special token": 2,
+      LONG: 1,
   }
   assert tally["references"] == 9 and tally["verified"] == 7
   assert tally["samples"]["the reference answer cannot be verified"] == [
-    "train.jsonl:10: x",
-    "train.jsonl:11: 1 or 2",
+      "train.jsonl:10: x",
+      "train.jsonl:11: 1 or 2",
   ]
   assert tally["samples"][screening.CONTRADICTION] == [
-    "train.jsonl:16: half?",
-    "train.jsonl:15: Half?",
+      "train.jsonl:16: half?",
+      "train.jsonl:15: Half?",
   ]
   text = (place / "data.md").read_text()
   assert "| train | 20 | 3 | 7 of 9 |" in text
@@ -149,17 +149,17 @@ def test_a_verifier_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   tally = report(place)
   assert [row.answer for row in rows(place)] == [*map(str, range(95)), "3"]
   assert tally["dropped"] == {
-    "verifying the reference answer takes too long": 2,
-    "verifying the reference answer fails": 3,
+      "verifying the reference answer takes too long": 2,
+      "verifying the reference answer fails": 3,
   }
   assert tally["references"] == 100 and tally["verified"] == 96
   assert tally["samples"]["verifying the reference answer takes too long"] == [
-    "train.jsonl:4: time: 99",
-    "train.jsonl:100: time: 95 and 1",
+      "train.jsonl:4: time: 99",
+      "train.jsonl:100: time: 95 and 1",
   ]
   assert [
-    x.split(": ")[1:3]
-    for x in tally["samples"]["verifying the reference answer fails"]
+      x.split(": ")[1:3]
+      for x in tally["samples"]["verifying the reference answer fails"]
   ] == [["memory", "96"], ["error", "ZeroDivisionError"], ["crash", "98"]]
   text = (place / "data.md").read_text()
   assert "takes too long.\n    - `train.jsonl:4: time: 99`" in text
@@ -174,11 +174,11 @@ def test_a_verifier_of_the_user(make, tmp_path, monkeypatch):
   rows_ = [("1?", "x"), ("3?", "3"), ("3?", "4"), ("1?", "X ")]
   place = run(make(rows_, kind="numbers_only:verify"), tmp_path)
   assert [(x.answer, x.kind) for x in rows(place)] == [
-    ("x", "numbers_only:verify")
+      ("x", "numbers_only:verify")
   ]
   assert report(place)["dropped"] == {
-    screening.CONTRADICTION: 2,
-    screening.DUPLICATE: 1,
+      screening.CONTRADICTION: 2,
+      screening.DUPLICATE: 1,
   }
   assert report(place)["references"] == 0
   monkeypatch.setattr(verifiers, "OWN", set())  # rows of a stranger
@@ -190,8 +190,8 @@ def test_a_verifier_of_the_user_judges_responses(make, tmp_path):
   """A rejected response is not imitated; an error rejects none."""
   responses = "\\boxed{2}", "\\boxed{3}", "two"
   pairs = [
-    dict(question=f"{n}?", answer="2", response=text)
-    for n, text in enumerate(responses)
+      dict(question=f"{n}?", answer="2", response=text)
+      for n, text in enumerate(responses)
   ]
   place = run(make(pairs, kind="numbers_only:verify"), tmp_path)
   assert [x.response for x in rows(place)] == [responses[0], "", responses[2]]
@@ -218,44 +218,44 @@ def test_duplicates_and_contradictions_between_two_sources(make, tmp_path):
   assert [len(x) for x in pipelines.prepared(place, "train")[0]] == [4, 1]
   first, second = report(place), report(place, 1)
   assert first["dropped"] == {
-    screening.CONTRADICTION: 1,
-    "the reference answer cannot be verified": 8,
+      screening.CONTRADICTION: 1,
+      "the reference answer cannot be verified": 8,
   }
   assert list(map(len, first["samples"].values())) == [3, 1]
   assert second["dropped"] == {
-    screening.CONTRADICTION: 1,
-    screening.DUPLICATE: 2,
+      screening.CONTRADICTION: 1,
+      screening.DUPLICATE: 2,
   }
 
 
 def test_pairs_to_learn_from(make, tmp_path):
   c = make(
-    [
-      {"question": "1+1?", "response": "It is 2."},
-      {
-        "question": "1+1?",
-        "response": "Two.",
-      },  # another one is no duplicate
-      {"question": "1+1?", "response": "it is  2."},
-      {"question": "1+1?", "chosen": "2", "rejected": "3"},
-      {"question": "1+1?", "chosen": "2", "rejected": " 2"},
-      {"question": "1+1?", "response": "x" * 39},
-      {"question": "1+1?", "response": "x" * 40},  # no room for its EOS
-      {"question": "1+1?", "response": "2<|e|>3"},
-    ]
+      [
+          {"question": "1+1?", "response": "It is 2."},
+          {
+              "question": "1+1?",
+              "response": "Two.",
+          },  # another one is no duplicate
+          {"question": "1+1?", "response": "it is  2."},
+          {"question": "1+1?", "chosen": "2", "rejected": "3"},
+          {"question": "1+1?", "chosen": "2", "rejected": " 2"},
+          {"question": "1+1?", "response": "x" * 39},
+          {"question": "1+1?", "response": "x" * 40},  # no room for its EOS
+          {"question": "1+1?", "response": "2<|e|>3"},
+      ]
   )
   place = run(c, tmp_path)
   assert [(x.response, x.rejected, x.answer) for x in rows(place)] == [
-    ("It is 2.", "", ""),
-    ("Two.", "", ""),
-    ("2", "3", ""),
-    ("x" * 39, "", ""),
+      ("It is 2.", "", ""),
+      ("Two.", "", ""),
+      ("2", "3", ""),
+      ("x" * 39, "", ""),
   ]
   assert report(place)["dropped"] == {
-    screening.DUPLICATE: 1,
-    "both responses are the same": 1,
-    "a response is longer than rollout.max_tokens = 40; raise it": 1,
-    "a response contains a special token": 1,
+      screening.DUPLICATE: 1,
+      "both responses are the same": 1,
+      "a response is longer than rollout.max_tokens = 40; raise it": 1,
+      "a response contains a special token": 1,
   }
 
 
@@ -269,10 +269,12 @@ def test_ways_of_asking(make, tmp_path):
       asked.setdefault(row.answer, set()).add(row.prompt)
   assert all(len(x) == 1 for x in asked.values())
   counts = collections.Counter(
-    templates.PARAPHRASES.index(
-      x.pop().replace(f"What is {int(answer) - 1} and one more?", "{question}")
-    )
-    for answer, x in asked.items()
+      templates.PARAPHRASES.index(
+          x.pop().replace(
+              f"What is {int(answer) - 1} and one more?", "{question}"
+          )
+      )
+      for answer, x in asked.items()
   )
   assert counts.keys() == {0, 1, 2} and min(counts.values()) >= 10
 
@@ -285,32 +287,32 @@ PIES = "Ann bakes two pies. Please give the result as a number."
 
 def test_overlap_with_an_evaluation_set(make, tmp_path):
   c = make(
-    [
-      (BOAT.upper().replace(" ", "  "), "1"),  # equal
-      (
-        "Long ago a boat sails nine miles south.",
-        "1",
-      ),  # 'a boat sails nine'
-      ("The boat sails nine leagues.", "1"),  # three words only
-      ("Today Ann bakes two pies!", "1"),  # 'ann bakes two pies'
-    ],
-    [(BOAT, "1"), (PIES, "1")],
+      [
+          (BOAT.upper().replace(" ", "  "), "1"),  # equal
+          (
+              "Long ago a boat sails nine miles south.",
+              "1",
+          ),  # 'a boat sails nine'
+          ("The boat sails nine leagues.", "1"),  # three words only
+          ("Today Ann bakes two pies!", "1"),  # 'ann bakes two pies'
+      ],
+      [(BOAT, "1"), (PIES, "1")],
   )
   place = run(c, tmp_path)
   [kept] = rows(place)
   assert kept.prompt == "The boat sails nine leagues."
   tally = report(place, 1)
   assert tally["dropped"] == {
-    "the question is in an evaluation set": 1,
-    OVERLAP: 2,
+      "the question is in an evaluation set": 1,
+      OVERLAP: 2,
   }
   found = [
-    f"{c.data.evaluate} evaluate.jsonl:1: a boat sails nine",
-    f"{c.data.evaluate} evaluate.jsonl:2: ann bakes two pies",
+      f"{c.data.evaluate} evaluate.jsonl:1: a boat sails nine",
+      f"{c.data.evaluate} evaluate.jsonl:2: ann bakes two pies",
   ]  # as much of it as a report shows
   assert tally["samples"][OVERLAP] == [
-    f"train.jsonl:{n}: {text[:120]}"
-    for n, text in zip((2, 4), found, strict=True)
+      f"train.jsonl:{n}: {text[:120]}"
+      for n, text in zip((2, 4), found, strict=True)
   ]
 
 
@@ -318,18 +320,18 @@ def test_short_questions_are_compared_as_a_whole(make, tmp_path):
   """A full stop, another fraction and dollars hide nothing; operators count."""
   short = r"Compute $\frac{3}{4} + \left(1,000 - x\right)$"
   asked = [
-    r"compute  \dfrac{3}{4} + (1000 - x).",
-    r"Compute: $\tfrac34 + \bigl( 1,000-x \bigr)$?",
-    r"Compute \frac{3}{4} - (1000 - x)",
-    r"Compute \frac{3}{4} + (1000 - y)",
+      r"compute  \dfrac{3}{4} + (1000 - x).",
+      r"Compute: $\tfrac34 + \bigl( 1,000-x \bigr)$?",
+      r"Compute \frac{3}{4} - (1000 - x)",
+      r"Compute \frac{3}{4} + (1000 - y)",
   ]
   chat = [dict(role="user", content=x) for x in ("So?", short)]
   chat.insert(1, dict(role="assistant", content="Yes."))
   c = make(
-    [*((text, "1") for text in asked), {"prompt": chat, "answer": "1"}],
-    [(short, "1")],
-    ngram=13,
-    chat=True,
+      [*((text, "1") for text in asked), {"prompt": chat, "answer": "1"}],
+      [(short, "1")],
+      ngram=13,
+      chat=True,
   )
   kept = [row.prompt for row in rows(run(c, tmp_path))]
   assert [any(x in prompt for prompt in kept) for x in asked] == [0, 0, 1, 1]
@@ -342,7 +344,7 @@ def test_an_instruction_of_all_questions_is_named_as_the_reason(make, tmp_path):
   train = [(f"{ask} {x}", "1") for x in ("one plus zero", "five minus four")]
   held_out = [(f"{ask} seven minus six", "1")]
   with pytest.raises(
-    DataError, match="move the instruction into data.template"
+      DataError, match="move the instruction into data.template"
   ):
     run(make(train, held_out, ngram=6), tmp_path / "all")
   # A warning, if other rows are left; none, if most rows are left.
@@ -358,42 +360,44 @@ def test_an_instruction_of_all_questions_is_named_as_the_reason(make, tmp_path):
 
 VERL = '{} Let\'s think step by step and output the final answer after "####".'
 SOLVE = (
-  "Solve the following math problem step by step. The last line of your"
-  " response should be of the form Answer: $Answer (without quotes) where"
-  " $Answer is the answer to the problem.\n\n{}\n\nRemember to put your answer"
-  ' on its own line after "Answer:".'
+    "Solve the following math problem step by step. The last line of your"
+    " response should be of the form Answer: $Answer (without quotes) where"
+    " $Answer is the answer to the problem.\n\n{}\n\nRemember to put your"
+    ' answer on its own line after "Answer:".'
 )
 SHOTS = (
-  "Question: Tim owns nine red bikes and sells four of the red bikes to his"
-  " old friend Sue. How many are left?\nAnswer: five\n\nQuestion: {}\nAnswer:"
+    "Question: Tim owns nine red bikes and sells four of the red bikes to his"
+    " old friend Sue. How many are left?\nAnswer: five\n\nQuestion: {}\nAnswer:"
 )
 MIDDLE = (
-  "Here is a problem. {} Think about the problem at length. So what is it?"
+    "Here is a problem. {} Think about the problem at length. So what is it?"
 )
 
 
 @pytest.mark.parametrize("ask", [VERL, SOLVE, SHOTS, MIDDLE])
 def test_words_that_all_questions_share_are_no_contamination(
-  make, tmp_path, ask
+    make, tmp_path, ask
 ):
   """Real contamination is found, with the same instruction and with another."""
   held_out = [
-    "A baker sold twelve loaves before noon and then twice as many loaves"
-    " after lunch to each of three hotels. How many loaves is that?",
-    "What is seven minus six?",
-    "Jo reads 3 + 4 pages a day. How long for the 70 pages?",
-    "Ten boats with two sails each leave the harbour. How many sails?",
+      (
+          "A baker sold twelve loaves before noon and then twice as many loaves"
+          " after lunch to each of three hotels. How many loaves is that?"
+      ),
+      "What is seven minus six?",
+      "Jo reads 3 + 4 pages a day. How long for the 70 pages?",
+      "Ten boats with two sails each leave the harbour. How many sails?",
   ]
   clean = ["How many loaves?", "What is three minus one?", BOAT, PIES]
   clean.append(SHOTS.split(": ")[1].split("?")[0])  # shown, not asked
   copies = [held_out[0].replace("A baker", "Today a baker"), held_out[1]]
   train = [ask.format(x) for x in clean + copies] + [*copies, *held_out[2:]]
   c = make(
-    [(x, "1") for x in train],
-    [(ask.format(x), "1") for x in held_out],
-    ngram=13,
-    max_corrupt=1.0,
-    limit=len(train),
+      [(x, "1") for x in train],
+      [(ask.format(x), "1") for x in held_out],
+      ngram=13,
+      max_corrupt=1.0,
+      limit=len(train),
   )
   c.rollout.max_prompt = 2000
   place = run(c, tmp_path)
@@ -401,9 +405,9 @@ def test_words_that_all_questions_share_are_no_contamination(
   evaluated = report(place, 0)
   assert set(evaluated["shared"].values()) == {len(held_out)}
   [said] = [
-    x
-    for x in preparation_report.lines([evaluated], learns=False)
-    if "are no contamination" in x
+      x
+      for x in preparation_report.lines([evaluated], learns=False)
+      if "are no contamination" in x
   ]
   assert said.startswith("4 of 4 rows of") and "data.ngram" in said
   assert "in 4 questions: `" in (place / "data.md").read_text()
@@ -417,13 +421,13 @@ def test_words_that_few_questions_share_are_compared():
   families = [question.format(f"{n} and on {n}") for n in range(5)]
   assert shared.learn([*distinct, *families]) == {}  # 5 of 104
   assert shared.learn([*distinct, *families, question]) == {
-    "one two three four five six": 6
+      "one two three four five six": 6
   }
   assert shared.learn([question]) == shared.learn([question] * 9) == {}
   assert shared.removed(["a", *question.split()[:6], ":", "z"]) == [
-    "a",
-    ":",
-    "z",
+      "a",
+      ":",
+      "z",
   ]
   assert shared.removed(["a", *question.split()[:6], "?", "!"]) == ["a"]
   assert shared.removed(["(", *question.split()[:5], "z"]) == ["z"]
@@ -453,11 +457,11 @@ def test_evaluation_rows_that_cannot_be_used_are_guarded_too(make, tmp_path):
   """Too long to be evaluated, yet not to be trained on."""
   long = BOAT + " x" * 200
   c = make(
-    [("a boat sails nine knots", "1"), ("fine?", "1")],
-    [
-      (long, "1"),
-      ("so?", "1"),
-    ],
+      [("a boat sails nine knots", "1"), ("fine?", "1")],
+      [
+          (long, "1"),
+          ("so?", "1"),
+      ],
   )
   c.evaluate.long_prompts = "drop"
   place = run(c, tmp_path)
@@ -471,13 +475,13 @@ def test_an_evaluation_set_stays_what_it_is(make, tmp_path):
   c = make([("x?", "1")], twice, paraphrases=5, limit=1)
   place = run(c, tmp_path)
   assert [row.prompt for row in rows(place, "evaluate")] == [
-    q for q, _ in twice
+      q for q, _ in twice
   ]
 
 
 @pytest.mark.parametrize(
-  "source",
-  ["aime24", "humaneval", "math500", "gsm8k:test", "amc23", "mbpp:test"],
+    "source",
+    ["aime24", "humaneval", "math500", "gsm8k:test", "amc23", "mbpp:test"],
 )
 def test_benchmarks_are_not_trained_on_silently(make, source):
   c = make(train=source)

@@ -130,7 +130,7 @@ def test_lists_of_a_json_file(tmp_path):
   turns = dict(messages=[dict(role="user", content="1?")])
   path.write_text(json.dumps(turns, indent=1))
   assert [x for _, x in read(path)] == [turns]
-  path.write_text(json.dumps(dict(question=["1?"], answer=["1"])))
+  path.write_text(json.dumps(dict(question=["1?"], answer=["1", "2"])))
   with pytest.raises(DataError, match="keys question, answer, none of which"):
     read(path)
   path.write_bytes(lines(ROWS))

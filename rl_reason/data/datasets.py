@@ -13,13 +13,13 @@ is read as this set. Commas separate sources, and `SOURCE*2` gives a source the
 weight 2 in the mixture. Without weights, every row is drawn equally often.
 
 Files are JSON lines, a JSON list or an object with one, CSV or TSV with a
-header, gzip of these, Parquet, Arrow, or ArrayRecord with a JSON object in each
-record. Directories of `save_to_disk` are read as Hugging Face's datasets does.
+header, these with compression, Parquet, Arrow, or ArrayRecord with a JSON
+object in each record. Directories of `save_to_disk` are read as Hugging Face's
+datasets does.
 """
 
 import difflib
 import fnmatch
-import functools
 import math
 import pathlib
 import re
@@ -36,7 +36,10 @@ from rl_reason.data.readers import READERS, DataError, suffix
 # not empty counts. verl keeps reference answers in reward_model, and the set in
 # data_source.
 COLUMNS = {
-    "question": ("question", "problem", "prompt", "messages"),
+    "question": (
+        *("question", "problem", "prompt", "messages"),
+        *("conversations", "conversation"),
+    ),
     "answer": (
         "answer",
         "reward_model.ground_truth",
@@ -187,7 +190,7 @@ def parse(text: str, default_split: str = "train") -> Source:
   if (
       local
       and pathlib.Path(place).is_file()
-      and not place.endswith((".json", ".json.gz"))
+      and suffix(pathlib.Path(place)) != ".json"
   ):
     raise DataError(f"{text}: a file has no splits: leave out :{split}")
   if (is_hub and not is_file) or local:
@@ -335,7 +338,8 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
 def _download(source: Source, pattern: str) -> pathlib.Path:
   import huggingface_hub  # slow to import, and only needed here
 
-  patterns = [f"{pattern}{x}{gz}" for x in READERS for gz in ("", ".gz")]
+  endings = "", *readers.COMPRESSED
+  patterns = [f"{pattern}{x}{end}" for x in READERS for end in endings]
   try:
     return pathlib.Path(
         huggingface_hub.snapshot_download(
@@ -367,23 +371,10 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
     DataError: a file is missing, damaged, or of an unknown format.
   """
   for name, path in files(source):
-    reader = READERS.get(suffix(path))
-    if reader is None:
-      raise DataError(f"{path}: must end in {', '.join(READERS)}, or .gz")
     # A split of a single file, which `parse` admits of JSON only, is in it.
     alone = not source.name and str(path) == source.place and source.split
-    if reader is readers.json_rows:
-      reader = functools.partial(reader, split=source.split, strict=bool(alone))
-    try:
-      for number, row in reader(path):
-        yield f"{name}:{number}", row
-    except DataError:
-      raise
-    except Exception as e:  # every library has its own exceptions
-      raise DataError(
-          f"{path}: cannot be read to its end ({one_line(e)}); it is damaged"
-          " or cut short: fetch it again"
-      ) from None
+    for number, row in readers.read(path, source.split, strict=bool(alone)):
+      yield f"{name}:{number}", row
 
 
 def examples(
@@ -409,13 +400,19 @@ def examples(
   origin = source.name or source.place
   for where, row in read(source):
     if row is None:
-      yield Malformed(where, "no object, or not with the columns of the header")
+      why = "no object in UTF-8, or not with the columns of the header"
+      yield Malformed(where, why)
       continue
+    row = known_sets.Row(row)
     if missing:
       seen |= dict.fromkeys(row)
       missing = {x: cell for x, cell in missing.items() if not _has(cell, row)}
     try:
       turns, question, reply = known_sets.chat(known.question(row))
+      if "<image>" in question and (row.get("images") or row.get("image")):
+        raise known_sets.Unclear(
+            "the question has an image, and only text is read"
+        )
       example = Example(
           question=question,
           answer=known_sets.text(known.answer(row)),

@@ -1,5 +1,7 @@
 """Data sets that are known by name, and the layout of their rows."""
 
+import datetime
+import decimal
 import hashlib
 import json
 import math
@@ -29,18 +31,29 @@ def text(cell) -> str:
   """A cell as stripped text; for a chat, the content of its last message.
 
   Raises:
-    TypeError, ValueError: the cell is not text, a number or a truth value.
+    TypeError, ValueError: the cell is not text, a number, a date or a truth
+      value; the message says which part of an object or a list to name.
   """
   if isinstance(cell, list) and cell and isinstance(cell[-1], dict):
-    cell = spoken(cell[-1])
-  if isinstance(cell, float) and cell.is_integer():
-    cell = int(cell)
+    if (turn := _turn(cell[-1])).keys() >= {"content"}:
+      cell = spoken(turn)
+  if isinstance(cell, float | decimal.Decimal):
+    if not math.isfinite(cell):
+      raise ValueError(f"{cell} is no number")
+    # All digits, none of them an exponent: 18 for 18.0, 0.5 for 0.50.
+    digits = f"{decimal.Decimal(str(cell)):f}"
+    cell = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    cell = "0" if cell == "-0" else cell
   if isinstance(cell, bool):
     cell = "yes" if cell else "no"
-  if not isinstance(cell, str | int | float):
+  if isinstance(cell, bytes):
+    cell = cell.decode()
+  if isinstance(cell, dict):
+    raise TypeError(f"an object with {', '.join(cell)}, each named with a dot")
+  if isinstance(cell, list):
+    raise TypeError("a list, whose items are named .0, .1, ...")
+  if not isinstance(cell, str | int | datetime.date | datetime.time):
     raise TypeError(f"{type(cell).__name__} is no text")
-  if isinstance(cell, float) and not math.isfinite(cell):
-    raise ValueError(f"{cell} is no number")
   stripped = str(cell).strip()
   stripped.encode()  # raises on unpaired surrogates
   return stripped
@@ -55,11 +68,55 @@ def spoken(turn: dict) -> Any:
   return thoughts.joined(thought.strip(), content)
 
 
+# Names of ShareGPT's roles, and of its copies.
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+  """A turn with `role` and `content`, which is a text.
+
+  ShareGPT writes {"from": "human", "value": "..."}, and multimodal sets write
+  the content as parts, [{"type": "text", "text": "..."}].
+
+  Raises:
+    TypeError, ValueError: the content is no text.
+  """
+  # Parquet fills in the keys that only other turns, and other parts, have.
+  turn = {name: x for name, x in turn.items() if x is not None}
+  if turn.keys() >= {"from", "value"} and "role" not in turn:
+    role, content = turn.pop("from"), turn.pop("value")
+    role = _ROLES.get(str(role).lower(), role)
+    turn = dict(role=role, content=content) | turn
+  if isinstance(parts := turn.get("content"), list):
+    texts = []
+    for part in parts:
+      kind = part.get("type", "text") if isinstance(part, dict) else "text"
+      content = part.get("text") if isinstance(part, dict) else part
+      if kind != "text" or not isinstance(content, str):
+        raise Unclear(
+            f"a turn has a part of type {kind}, and only text is read"
+        )
+      texts.append(content)
+    turn["content"] = "\n".join(texts)
+  return turn
+
+
 def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   """Splits a prompt and the response that may follow it.
 
   Args:
-    cell: a text, or the turns of a chat: {"role", "content"} each.
+    cell: a text, or the turns of a chat: {"role", "content"} each, or
+      {"from", "value"}.
 
   Returns:
     the turns before the question; the question, which is the last turn of the
@@ -70,8 +127,7 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   """
   if not (isinstance(cell, list) and cell and isinstance(cell[0], dict)):
     return (), text(cell), ""
-  # Parquet fills in the keys that only other turns have.
-  turns = [{k: v for k, v in x.items() if v is not None} for x in cell]
+  turns = [_turn(x) for x in cell]
   for turn in turns:
     if not {"role", "content"} <= turn.keys():
       raise ValueError("a turn of a chat has a role and a content")
@@ -85,11 +141,37 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   return tuple(turns), question, text(spoken(reply)) if reply else ""
 
 
+class Row(dict):
+  """A row whose columns are found whatever their case, if one has no other."""
+
+  def __missing__(self, name: str) -> Any:
+    for other in self:
+      if other.casefold() == name.casefold():
+        return self[other]
+    raise KeyError(name)
+
+  def get(self, name: str, default: Any = None) -> Any:
+    """The cell of a column, or the default."""
+    try:
+      return self[name]
+    except KeyError:
+      return default
+
+
 def _cell(row: dict, name: str) -> Any:
-  """The cell of a column, None without; 'a.b' is the field b of a."""
+  """The cell of a column, None without; 'a.b' is the field b of a.
+
+  'a.0' is the first item of a list. Where no column has the name, one in
+  another case does.
+  """
+  if name in row:  # a name with a dot
+    return row[name]
   cell: Any = row
   for part in name.split("."):
-    cell = cell.get(part) if isinstance(cell, dict) else None
+    if isinstance(cell, list) and part.isdigit():
+      cell = cell[int(part)] if int(part) < len(cell) else None
+    else:
+      cell = Row(cell).get(part) if isinstance(cell, dict) else None
   return cell
 
 

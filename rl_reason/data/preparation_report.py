@@ -59,26 +59,26 @@ class Tally:
   def corrupt(self) -> int:
     """Number of rows that were dropped because they are corrupt."""
     return sum(
-      count
-      for reason, count in self.dropped.items()
-      if reason.startswith(screening.CORRUPT)
+        count
+        for reason, count in self.dropped.items()
+        if reason.startswith(screening.CORRUPT)
     )
 
   @property
   def reasons(self) -> str:
     """Why rows were dropped, with an example of each reason."""
     return "; ".join(
-      f"{n} rows: {reason}, as in {self.samples[reason][0]}"
-      for reason, n in self.dropped.items()
+        f"{n} rows: {reason}, as in {self.samples[reason][0]}"
+        for reason, n in self.dropped.items()
     )
 
   def none_left(self) -> str:
     """The error of a source of which no row is kept."""
     remedy = shared_words(self.dropped, self.read)
     return (
-      f"data.{self.use}: no row of {self.source} is left"
-      f" ({self.reasons or 'it is empty'});"
-      f" {remedy or 'correct it or leave it out'}"
+        f"data.{self.use}: no row of {self.source} is left"
+        f" ({self.reasons or 'it is empty'});"
+        f" {remedy or 'correct it or leave it out'}"
     )
 
   def keep(self, row: dict) -> None:
@@ -115,12 +115,12 @@ def check_held_out(sources: list[dict], max_prompt: int) -> None:
     count, tokens = long_prompts(tally)
     if tally["use"] == "evaluate" and count:
       raise DataError(
-        f"data.evaluate: {count:,} of {tally['read']:,} prompts of"
-        f" {tally['source']} are longer than rollout.max_prompt ="
-        f" {max_prompt}, and a score without them is no score of the set:"
-        f" raise rollout.max_prompt to {tokens}, or set"
-        " evaluate.long_prompts = 'drop', which evaluates the others as"
-        f" {without('SET', count)}"
+          f"data.evaluate: {count:,} of {tally['read']:,} prompts of"
+          f" {tally['source']} are longer than rollout.max_prompt ="
+          f" {max_prompt}, and a score without them is no score of the set:"
+          f" raise rollout.max_prompt to {tokens}, or set"
+          " evaluate.long_prompts = 'drop', which evaluates the others as"
+          f" {without('SET', count)}"
       )
 
 
@@ -130,10 +130,10 @@ def shared_words(dropped: dict[str, int], read: int) -> str:
   if 2 * sum(dropped[x] for x in reasons) <= read:
     return ""
   return (
-    "if all questions contain the same instruction, which few questions of"
-    " the evaluation set have, move the instruction into data.template or"
-    " data.system, whose words are not compared, or set data.ngram above its"
-    " number of words"
+      "if all questions contain the same instruction, which few questions of"
+      " the evaluation set have, move the instruction into data.template or"
+      " data.system, whose words are not compared, or set data.ngram above its"
+      " number of words"
   )
 
 
@@ -163,9 +163,9 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       words, count = next(iter(shared.items()))
       more = f" and {len(shared) - 1} other texts" * (len(shared) > 1)
       out.append(
-        f"{count:,} {rows} share {' '.join(words.split())[:SHARED]!r}{more},"
-        " which data.ngram does not compare: words of many questions of an"
-        " evaluation set, such as an instruction, are no contamination"
+          f"{count:,} {rows} share {' '.join(words.split())[:SHARED]!r}{more},"
+          " which data.ngram does not compare: words of many questions of an"
+          " evaluation set, such as an instruction, are no contamination"
       )
     if remedy := shared_words(t["dropped"], t["read"]):
       out.append(f"warning: most rows of {t['source']} are dropped: {remedy}")
@@ -174,21 +174,21 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       out.append(f"the first prompt, as the model reads it: {shown!r}")
     if t["use"] != "train" and (failing := t.get("failing")):
       out.append(
-        f"warning: the verifier rejects {len(failing)} of the first"
-        f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
-        " correct these rows or leave them out, or name another verifier in"
-        " data.kind"
+          f"warning: the verifier rejects {len(failing)} of the first"
+          f" {t['programs']} solutions of {t['source']}, as in {failing[0]}:"
+          " correct these rows or leave them out, or name another verifier in"
+          " data.kind"
       )
     if count := t.get("failed", 0):
       out.append(
-        f"warning: the verifier failed on {count:,} programs of"
-        f" {t['source']}, which therefore count as correct: it has no sandbox"
-        " on this machine, or they take longer than reward.seconds"
+          f"warning: the verifier failed on {count:,} programs of"
+          f" {t['source']}, which therefore count as correct: it has no sandbox"
+          " on this machine, or they take longer than reward.seconds"
       )
     if t["use"] == "train" and learns and (count := t.get("unchecked", 0)):
       out.append(
-        f"{count:,} programs of {t['source']} were not run against their"
-        " tests, and SFT imitates them: data.programs = 0 runs all"
+          f"{count:,} programs of {t['source']} were not run against their"
+          " tests, and SFT imitates them: data.programs = 0 runs all"
       )
     for note, count in t.get("notes", {}).items():
       if learns or note != screening.UNCLOSED:
@@ -216,10 +216,10 @@ def markdown(tallies: list[Tally]) -> str:
       prompt = t.first.replace("\n", "\n    ")
       lines += [f"The first prompt, as the model reads it:\n\n    {prompt}", ""]
     for title, counts in (
-      ("Rows by tokens of the prompt, up to", t.lengths),
-      ("Rows by difficulty", t.difficulties),
-      ("Rows by subject", t.subjects),
-      ("Rows by measured pass rate", t.pass_rates),
+        ("Rows by tokens of the prompt, up to", t.lengths),
+        ("Rows by difficulty", t.difficulties),
+        ("Rows by subject", t.subjects),
+        ("Rows by measured pass rate", t.pass_rates),
     ):
       table = ", ".join(f"{k}: {n}" for k, n in sorted(counts.items()))
       lines += [f"{title}: {table or 'none'}", ""]
@@ -227,11 +227,12 @@ def markdown(tallies: list[Tally]) -> str:
       lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
     lines += [
-      f"- The verifier rejects the solution of {place}." for place in t.failing
+        f"- The verifier rejects the solution of {place}."
+        for place in t.failing
     ]
     lines += [
-      f"- Not compared with training rows, in {n} questions: `{words}`."
-      for words, n in t.shared.items()
+        f"- Not compared with training rows, in {n} questions: `{words}`."
+        for words, n in t.shared.items()
     ]
     lines += [f"- {count} rows: {note}." for note, count in t.notes.items()]
     for reason, count in t.undemonstrated.items():

@@ -1,17 +1,29 @@
 """Readers of files with rows: JSON, CSV, Parquet, Arrow, ArrayRecord.
 
 A reader yields (number, row) in the order of the file, counted from 1. Files
-are streamed, except JSON lists. JSON and CSV may be compressed by gzip.
+are streamed, except JSON lists. JSON and CSV may be compressed by gzip, bzip2,
+xz or zstandard, or be the only file of a zip archive, and may be UTF-16.
 """
 
+import bz2
 import codecs
 import csv
+import functools
 import gzip
+import io
 import itertools
 import json
+import lzma
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from rl_reason.base import pointers
+from rl_reason.base.errors import one_line
 
 Numbered = Iterator[tuple[int, dict | None]]  # None: the row is no object
 # Keys under which a JSON object may have its rows, besides the names of splits.
@@ -24,13 +36,70 @@ class DataError(ValueError):
   """Data that cannot be used; the message is one line with the remedy."""
 
 
+# --- files -------------------------------------------------------------------
+
+
+def _zstandard(path: pathlib.Path) -> IO[bytes]:
+  import pyarrow
+
+  return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+
+
+def _members(path: pathlib.Path) -> list[str]:
+  with zipfile.ZipFile(path) as archive:
+    return [x for x in archive.namelist() if not x.startswith("__MACOSX/")]
+
+
+def _zip(path: pathlib.Path) -> IO[bytes]:
+  names = _members(path)
+  if len(names) != 1:
+    raise DataError(f"{path}: holds {len(names)} files, not 1: unzip it")
+  return zipfile.ZipFile(path).open(names[0])
+
+
+COMPRESSED: dict[str, Callable[[pathlib.Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstandard,
+    ".zip": _zip,
+}
+
+
 def suffix(path: pathlib.Path) -> str:
-  """The suffix of a file name that gives the format, ignoring .gz."""
-  return pathlib.Path(path.name.removesuffix(".gz")).suffix
+  """The suffix of a file name that gives the format, without compression."""
+  name = path.name
+  if path.suffix.lower() in COMPRESSED:
+    name = path.stem
+    if path.suffix.lower() == ".zip" and "." not in name and path.is_file():
+      names = _members(path)
+      name = names[0] if len(names) == 1 else name
+  return pathlib.Path(name).suffix.lower()
 
 
-def _opener(path: pathlib.Path):
-  return gzip.open if path.suffix == ".gz" else open
+def _bytes(path: pathlib.Path) -> IO[bytes]:
+  opener = COMPRESSED.get(path.suffix.lower())
+  return opener(path) if opener else path.open("rb")
+
+
+def _encoding(path: pathlib.Path) -> str:
+  """UTF-8, or what the first bytes say: UTF-16 or UTF-32, or a BOM."""
+  with _bytes(path) as file:
+    return json.detect_encoding(file.read(4))
+
+
+def _lines(path: pathlib.Path) -> Iterator[bytes]:
+  """The lines of a file, in UTF-8."""
+  encoding = _encoding(path)
+  with _bytes(path) as file:
+    if encoding.startswith("utf-8"):
+      yield from file  # bytes, so that a damaged line is one damaged row
+    else:
+      for line in io.TextIOWrapper(file, encoding):
+        yield line.encode()
+
+
+# --- JSON --------------------------------------------------------------------
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict:
@@ -41,6 +110,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def _object(data: bytes) -> dict | None:
+  data = data.rstrip().removesuffix(b",")  # an item of a list on each line
   try:
     row = json.loads(data, object_pairs_hook=_unique_keys)
   except (ValueError, RecursionError):
@@ -53,38 +123,70 @@ def json_rows(
 ) -> Numbered:
   """Rows of a JSON file: a row a line; or one list; or an object with a list.
 
-  Only a file named .json may contain a list or an object with a list.
-
   Args:
     path: of the file.
     split: key of the list, if the object has one for each split.
     strict: whether the split must be a key.
 
   Raises:
-    DataError: the object has no list of rows, or several.
+    DataError: the object has no list of rows, or several; or a list or an
+      object is no JSON.
+    UnicodeDecodeError: a list, or most of the lines, are in another encoding.
   """
-  with _opener(path)(path, "rb") as file:
-    start = list(itertools.islice((x for x in file if x.strip()), 2))
-    file.seek(0)
-    if suffix(path) == ".json" and start and _is_one_value(*start):
-      value = json.load(file, object_pairs_hook=_unique_keys)
-      if isinstance(value, dict):
-        value = _list_of(path, value, split, strict)
-      for number, row in enumerate(value, 1):
-        yield number, row if isinstance(row, dict) else None
-      return
-    if strict:
-      raise DataError(f"{path}: has no splits: leave out :{split}")
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        yield number, _object(line)
+  start = list(itertools.islice((x for x in _lines(path) if x.strip()), 2))
+  if start and _is_one_value(suffix(path) == ".json", *start):
+    values = _values(path)
+    if len(values) == 1 and isinstance(values[0], dict):
+      values = _list_of(path, values[0], split, strict)
+    elif len(values) == 1 and isinstance(values[0], list):
+      [values] = values
+    for number, row in enumerate(values, 1):
+      yield number, row if isinstance(row, dict) else None
+    return
+  if strict:
+    raise DataError(f"{path}: has no splits: leave out :{split}")
+  read, other = 0, []  # lines in another encoding
+  for number, line in enumerate(_lines(path), 1):
+    if line.strip():
+      row = _object(line)
+      if row is None and _object(line.decode("latin-1").encode()):
+        other.append(line)
+      read += 1
+      yield number, row
+  if 2 * len(other) > read:
+    other[0].decode()  # raises
 
 
-def _is_one_value(first: bytes, second: bytes = b"") -> bool:
+def _values(path: pathlib.Path) -> list[Any]:
+  """The values that a file consists of, one or several, over any lines."""
+  text = b"".join(_lines(path)).decode("utf-8-sig")
+  decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
+  text, out, end = text.strip(), [], 0
+  while end < len(text):
+    try:
+      value, end = decoder.raw_decode(text, end)
+    except json.JSONDecodeError as e:
+      comma = text[: e.pos].rstrip().endswith(",")
+      raise DataError(
+          f"{path}: is no JSON at line {e.lineno}, column {e.colno} ({e.msg}"
+          f"{', after a comma that is one too many' * comma}): correct it"
+          " there; if it is cut short, fetch it again"
+      ) from None
+    out.append(value)
+    while text[end : end + 1].isspace():
+      end += 1
+  return out
+
+
+def _is_one_value(is_json: bool, first: bytes, second: bytes = b"") -> bool:
   """Whether two lines begin a list or an object, and not JSON lines."""
-  first = first.removeprefix(codecs.BOM_UTF8).lstrip()
+  first = first.removeprefix(codecs.BOM_UTF8).strip()
+  if first.startswith(b"["):
+    return True
+  if not is_json:  # JSON lines, of which the first may be damaged
+    return first == b"{"
   if not first.startswith(b"{"):
-    return first.startswith(b"[")
+    return False
   return not second or (_object(first) is None and _object(second) is None)
 
 
@@ -112,16 +214,38 @@ def _list_of(path, value: dict[str, Any], split: str, strict: bool) -> list:
       not isinstance(x, list | dict) or _are_turns(x) for x in value.values()
   ):
     return [value]  # a row
+  if rows := _of_columns(value):
+    return rows
   raise DataError(
       f"{path}: is one object with the keys {', '.join(value)}, none of which"
       ' has the rows: write a row a line, a list of rows, or {"data": rows}'
   )
 
 
+def _of_columns(value: dict[str, Any]) -> list[dict]:
+  """The rows of an object of columns, or of rows by their names; or [].
+
+  pandas writes {"answer": {"0": "4", "1": "5"}}, or with orient="split"
+  {"columns": ["answer"], "index": [0, 1], "data": [["4"], ["5"]]}.
+  """
+  if value.keys() >= {"columns", "data"}:
+    return [dict(zip(value["columns"], x, strict=True)) for x in value["data"]]
+  cells = list(value.values())
+  if all(isinstance(x, dict) and x.keys() == cells[0].keys() for x in cells):
+    if not all(name.isdigit() for name in cells[0]):
+      return cells if cells[1:] else []
+    cells = [list(x.values()) for x in cells]
+  if not all(isinstance(x, list) and len(x) == len(cells[0]) for x in cells):
+    return []
+  return [dict(zip(value, x, strict=True)) for x in zip(*cells, strict=True)]
+
+
 def _are_turns(x: Any) -> bool:
   """Whether a value is a chat."""
   turn = x[0] if isinstance(x, list) and x else None
-  return isinstance(turn, dict) and turn.keys() >= {"role", "content"}
+  return isinstance(turn, dict) and (
+      turn.keys() >= {"role", "content"} or turn.keys() >= {"from", "value"}
+  )
 
 
 def _are_rows(x: Any) -> bool:
@@ -131,26 +255,91 @@ def _are_rows(x: Any) -> bool:
   return not _are_turns(x)
 
 
+# --- tables ------------------------------------------------------------------
+
+
 def _csv(path) -> Numbered:
   """Rows with a header; cells are text, and may contain newlines if quoted."""
   csv.field_size_limit(1 << 30)  # a response may be longer than the default
-  with _opener(path)(path, "rt", encoding="utf-8-sig", newline="") as file:
-    delimiter = "\t" if suffix(path) == ".tsv" else ","
-    rows = csv.DictReader(file, delimiter=delimiter, strict=True)
-    header = rows.fieldnames or ()
+  encoding = _encoding(path)
+  with (
+      _bytes(path) as file,
+      io.TextIOWrapper(file, encoding, newline="") as text,
+  ):
+    first = text.readline()
+    if named := re.fullmatch(r"sep=(.)\s*", first):  # Excel reads this line
+      first = text.readline()
+    lines = itertools.chain([first], text)
+    usual = "\t" if suffix(path) == ".tsv" else ","
+    delimiter = named[1] if named else _delimiter(first, usual)
+    rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    header = [x.strip() for x in rows.fieldnames or ()]
     if len(set(header)) < len(header):
       raise ValueError("the header has the same column twice")
-    for number, row in enumerate(rows, 1):
-      fits = None not in row and None not in row.values()
-      yield number, row if fits else None  # not the columns of the header
+    rows.fieldnames = header
+    try:
+      for number, row in enumerate(rows, 1):
+        fits = None not in row and None not in row.values()
+        yield number, row if fits else None  # not the columns of the header
+    except csv.Error as e:
+      raise DataError(
+          f"{path}: after line {rows.line_num} is no CSV ({e}): a quote within"
+          " a quoted cell is written twice; if the file is cut short, fetch it"
+          " again"
+      ) from None
+
+
+def _delimiter(header: str, usual: str) -> str:
+  """The character that separates the columns of a header."""
+  bare = re.sub(r'"[^"]*"', "", header)
+  found = max(",;\t|", key=bare.count)
+  return usual if usual in bare or found not in bare else found
+
+
+def _shortest(cell: Any, kind) -> Any:
+  """A cell whose numbers have the digits that they were written with.
+
+  In 64 bits the 32-bit number 0.1 is 0.10000000149011612; the shortest digits
+  that are the same 32-bit number are 0.1.
+
+  Args:
+    cell: the cell, as Python values.
+    kind: its Arrow type.
+  """
+  from pyarrow import types
+
+  if cell is None:
+    return None
+  if types.is_float16(kind) or types.is_float32(kind):
+    narrow = np.float16 if types.is_float16(kind) else np.float32
+    return float(str(narrow(cell)))
+  if types.is_struct(kind):
+    return {x.name: _shortest(cell[x.name], x.type) for x in kind}
+  if types.is_map(kind):
+    return [(key, _shortest(x, kind.item_type)) for key, x in cell]
+  if types.is_dictionary(kind):
+    return _shortest(cell, kind.value_type)
+  if isinstance(cell, list):
+    return [_shortest(x, kind.value_type) for x in cell]
+  return cell
+
+
+def _python_rows(schema, batches) -> Iterator[dict]:
+  """The rows of Arrow batches, few at a time."""
+  narrow = {x.name: x.type for x in schema if "float" in str(x.type)}
+  for batch in batches:
+    for first in range(0, batch.num_rows, BATCH):
+      for row in batch.slice(first, BATCH).to_pylist():
+        short = {name: _shortest(row[name], x) for name, x in narrow.items()}
+        yield row | short
 
 
 def _parquet(path) -> Numbered:
   import pyarrow.parquet
 
   with pyarrow.parquet.ParquetFile(path) as file:
-    batches = (batch.to_pylist() for batch in file.iter_batches(BATCH))
-    yield from enumerate(itertools.chain.from_iterable(batches), 1)
+    batches = file.iter_batches(BATCH)
+    yield from enumerate(_python_rows(file.schema_arrow, batches), 1)
 
 
 def _arrow(path) -> Numbered:
@@ -164,13 +353,8 @@ def _arrow(path) -> Numbered:
       reader = pyarrow.ipc.open_file(file)
       batches = map(reader.get_batch, range(reader.num_record_batches))
     else:
-      batches = iter(pyarrow.ipc.open_stream(file))
-    parts = (
-        batch.slice(first, BATCH).to_pylist()
-        for batch in batches
-        for first in range(0, batch.num_rows, BATCH)
-    )
-    yield from enumerate(itertools.chain.from_iterable(parts), 1)
+      reader = batches = pyarrow.ipc.open_stream(file)
+    yield from enumerate(_python_rows(reader.schema, batches), 1)
 
 
 def _array_record(path) -> Numbered:
@@ -191,4 +375,40 @@ READERS = {
     ".arrow": _arrow,
     ".feather": _arrow,
     ".array_record": _array_record,
+    ".ndjson": json_rows,
 }
+
+
+def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
+  """The rows of a file; see `json_rows` for the arguments.
+
+  Raises:
+    DataError: the file is damaged, or of an unknown format.
+  """
+  reader, packed = READERS.get(suffix(path)), path.suffix.lower() in COMPRESSED
+  if why := pointers.problem(path):
+    raise DataError(f"{path}: {why}")
+  if reader is None:
+    raise DataError(
+        f"{path}: must end in {', '.join(READERS)}; JSON and CSV also in"
+        f" {', '.join(COMPRESSED)}"
+    )
+  if packed and reader not in (json_rows, _csv):
+    raise DataError(f"{path}: has compression of its own: unpack this file")
+  if reader is json_rows:
+    reader = functools.partial(json_rows, split=split, strict=strict)
+  try:
+    yield from reader(path)
+  except DataError:
+    raise
+  except UnicodeDecodeError as e:
+    raise DataError(
+        f"{path}: is not {e.encoding.upper()} (byte 0x{e.object[e.start]:02x}):"
+        " convert it, as with iconv -f LATIN1 -t UTF-8; if it is damaged,"
+        " fetch it again"
+    ) from None
+  except Exception as e:  # every library has its own exceptions
+    raise DataError(
+        f"{path}: cannot be read to its end ({one_line(e)}); it is damaged"
+        " or cut short: fetch it again"
+    ) from None

@@ -51,13 +51,13 @@ class Fault(NamedTuple):
 
 DUPLICATE = "the row is a duplicate; data.deduplicate = False keeps them"
 NO_ANSWER = (
-  "there is neither an answer nor a response; data.kind = 'none' keeps rows"
-  " that need no reference answer"
+    "there is neither an answer nor a response; data.kind = 'none' keeps rows"
+    " that need no reference answer"
 )
 UNMEASURED = (
-  "the row has no pass rate, which data.pass_rate compares: --stage=generate"
-  " with generate.keep = 'prompts' measures it, or data.columns names its"
-  " column"
+    "the row has no pass rate, which data.pass_rate compares: --stage=generate"
+    " with generate.keep = 'prompts' measures it, or data.columns names its"
+    " column"
 )
 MALFORMED = "the row is malformed"
 EMPTY = "the question is empty"
@@ -69,12 +69,12 @@ SAME_WORDS = "the question has the same words as one of an evaluation set"
 SHARED_WORDS = "the question shares data.ngram"
 CONTRADICTION = "another row has the same question and another answer"
 INCORRECT = (
-  "the verifier rejects the response, so that SFT does not imitate it and RL"
-  " would punish it; data.kind = 'none' imitates all"
+    "the verifier rejects the response, so that SFT does not imitate it and RL"
+    " would punish it; data.kind = 'none' imitates all"
 )
 FAILING = (
-  "the program fails the tests of the row, so that SFT does not imitate it"
-  " and RL would punish it; correct the program or the tests"
+    "the program fails the tests of the row, so that SFT does not imitate it"
+    " and RL would punish it; correct the program or the tests"
 )
 
 
@@ -86,8 +86,8 @@ def _normalize(text: str) -> str:
 # LaTeX that changes only the appearance of a formula.
 _FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])(\d?)")
 _LOOKS = re.compile(
-  r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
-  r"|\\[,!;: ]"
+    r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
+    r"|\\[,!;: ]"
 )
 
 
@@ -159,7 +159,7 @@ class _Shared:
     tokens = [_tokens(x) for x in distinct]
     words = [[x[n] for n in _words(x)] for x in tokens]
     counts = collections.Counter(
-      run for x in words for run in {*_ngrams(x, self._size)}
+        run for x in words for run in {*_ngrams(x, self._size)}
     )
     self._runs |= {run for run, count in counts.items() if count >= least}
     if len(words) > 1:
@@ -226,8 +226,8 @@ def _asked(example: Example) -> list[str]:
 
 # Reasons that count as corruption, not as a choice of the config.
 CORRUPT = (
-  *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
-  *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
+    *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
+    *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
 )
 
 
@@ -250,7 +250,7 @@ class ReferenceChecker:
     checked = filter(self.checks, examples)
     answers = list(dict.fromkeys((x.kind, x.answer) for x in checked))
     futures = self._pool.submit(
-      (verifiers.path(kind), "usable", answer) for kind, answer in answers
+        (verifiers.path(kind), "usable", answer) for kind, answer in answers
     )
     self._pending = dict(zip(answers, futures, strict=True))
 
@@ -264,7 +264,7 @@ class ReferenceChecker:
       return None
     pending = self._pending[example.kind, example.answer]
     return self._fault(
-      pending, Fault(UNVERIFIABLE, example.answer), example.answer
+        pending, Fault(UNVERIFIABLE, example.answer), example.answer
     )
 
   def judge(self, example: Example, text: str) -> concurrent.futures.Future:
@@ -296,7 +296,7 @@ class ReferenceChecker:
       return None if out.value else fault
     verb = "takes too long" if out.failure == "time" else "fails"
     return Fault(
-      f"verifying the reference answer {verb}", f"{out.failure}: {text}"
+        f"verifying the reference answer {verb}", f"{out.failure}: {text}"
     )
 
 
@@ -355,8 +355,8 @@ class Screen:
       questions share them -> the number of these questions.
     """
     shared = {
-      source: self._shared.learn([asked for _, asked, _ in prompts])
-      for source, prompts in self._asked.items()
+        source: self._shared.learn([asked for _, asked, _ in prompts])
+        for source, prompts in self._asked.items()
     }
     for place, asked, question in itertools.chain(*self._asked.values()):
       for ngram in self._ngrams_of(question):
@@ -421,9 +421,9 @@ class Screen:
     place = self._questions.get(_digest(*_asked(example)))
     if place and not d.ngram:
       raise DataError(
-        f"data.train: {example.source} {example.where} is also {place}, an"
-        " evaluation row: set data.ngram = 13 to drop such rows, or"
-        " data.allow_benchmarks = True to train on them"
+          f"data.train: {example.source} {example.where} is also {place}, an"
+          " evaluation row: set data.ngram = 13 to drop such rows, or"
+          " data.allow_benchmarks = True to train on them"
       )
     if place:
       text = f"{place}: {example.question}"
@@ -435,7 +435,7 @@ class Screen:
     for ngram in self._ngrams_of(example.question):
       if ngram in self._ngrams:
         return Fault(
-          f"{SHARED_WORDS} = {d.ngram} words with one of an evaluation set",
-          f"{self._ngrams[ngram]}: {ngram}",
+            f"{SHARED_WORDS} = {d.ngram} words with one of an evaluation set",
+            f"{self._ngrams[ngram]}: {ngram}",
         )
     return None
