@@ -21,6 +21,7 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.checks import (
     command_line,
     config_files,
+    installation,
     rules,
     run_directory,
 )
@@ -194,6 +195,7 @@ def train(
   faults.end()
 
   with screen_lib.guarded(path), run.stopping() as stop:
+    installation.start_devices()
     import jax
 
     from rl_reason.monitoring import display

@@ -6,9 +6,10 @@
   python -m rl_reason.main --stage=replay --step=27 --workdir=runs/dapo
 
 Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
-command line that cannot work; 143 stopped by SIGTERM, SIGHUP or Ctrl-C, state
-saved; 175 another process of the run was lost, or the run stood still for
-log.stall_ends seconds. After 143 and 175 the same command resumes.
+command line that cannot work; 130 ended by Ctrl-C, for instance a second one;
+143 stopped by SIGTERM, SIGHUP or Ctrl-C, state saved; 175 another process of
+the run was lost, or the run stood still for log.stall_ends seconds. After 130,
+143 and 175 the same command resumes.
 """
 
 import contextlib
@@ -24,8 +25,14 @@ from typing import Any
 from absl import flags
 
 from rl_reason import run
-from rl_reason.checks import command_line, ending, run_directory, usage
-from rl_reason.monitoring import output_guard as screen_lib
+from rl_reason.checks import (
+    command_line,
+    ending,
+    installation,
+    run_directory,
+    usage,
+)
+from rl_reason.monitoring import output_guard as screen_lib, stop_signals
 
 STAGES = (*run.STAGES, "report")
 # Stages that read --step.
@@ -82,7 +89,11 @@ def main() -> None:
 def command(argv: list[str]) -> int:
   """Runs a command line; returns its exit code. `argv[0]` is the program."""
   with screen_lib.guarded() as lost:
-    return _explained(lambda _: _main(argv, lost), None)
+    try:
+      return _explained(lambda _: _main(argv, lost), None)
+    except KeyboardInterrupt:  # before or after `run.stopping`
+      stop_signals.say("Ctrl-C: ended")
+      return 130
 
 
 def _main(argv: list[str], lost: screen_lib.Lost) -> int:
@@ -165,8 +176,9 @@ def _prepare(argv):
 
 def _stages(config, workdir: pathlib.Path, others=()) -> int:
   """Runs the stages of one process."""
-  with run.stopping() as stop:
-    import jax  # after the checks: they need no accelerator
+  with run.stopping(_STAGE.value) as stop:
+    installation.start_devices()  # after the checks, which need none
+    import jax
 
     from rl_reason.monitoring import display
 

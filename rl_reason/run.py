@@ -8,9 +8,8 @@ import functools
 import inspect
 import pathlib
 import pkgutil
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_collections
@@ -18,6 +17,7 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.checks import content, facts, machine_checks, run_directory
+from rl_reason.monitoring import stop_signals
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
 # parameters name the parts of a run that it uses; see `open_parts`.
@@ -49,29 +49,19 @@ FINISHED = ("evaluate", "export", "serve", "replay")
 FOLDERS = {"generate": "generated", "replay": "replay"}
 
 
-@contextlib.contextmanager
-def stopping() -> Iterator[threading.Event]:
-  """An event that SIGTERM, SIGHUP and Ctrl-C set; a second signal ends at once.
+# Stage -> what it does after a signal; the others are ended by it.
+_LAST = "the run stops after this step or evaluation, and its state is saved"
+ENDS = dict.fromkeys(TRAINS, _LAST) | {
+    "prepare": "preparation stops after these rows",
+    "evaluate": "the evaluation stops after these tokens",
+    "generate": "sampling stops after these prompts, whose file is kept",
+    "serve": "the server stops when its responses have ended",
+}
 
-  Signals reach the main thread only; in other threads nothing sets the event. A
-  SIGHUP that is ignored already, as under nohup, stays ignored.
-  """
-  stop, before = threading.Event(), {}
 
-  def ask(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)
-
-  if threading.current_thread() is threading.main_thread():
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-      ignored = signal.getsignal(number) is signal.SIG_IGN
-      if not (number == signal.SIGHUP and ignored):
-        before[number] = signal.signal(number, ask)
-  try:
-    yield stop
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+def stopping(stage: str = "all"):
+  """An event that SIGTERM, SIGHUP and Ctrl-C set; see `stop_signals`."""
+  return stop_signals.stopping(ENDS.get(stage, ""))
 
 
 def stages(

@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 
 import checkpoints
 import pytest
@@ -18,8 +19,9 @@ import rl_reason
 from configs import dapo
 from rl_reason import main, run
 from rl_reason.base import config, errors, functions
-from rl_reason.checks import named_code, presets, usage
+from rl_reason.checks import installation, named_code, presets, usage
 from rl_reason.devices import compilation_cache
+from rl_reason.monitoring import stop_signals
 
 DAPO = "--config=configs/dapo.py"
 
@@ -304,18 +306,144 @@ def test_several_policies_of_one_evaluation(tmp_path, monkeypatch, capsys):
       prepared(*wrong)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_asks_the_run_to_stop(number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+)
+def test_a_signal_asks_the_run_to_stop(number, capsys):
   before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP
   try:
     with run.stopping() as stop:
-      signal.raise_signal(number)
+      for _ in range(2):  # at the same time: `timeout` sends two
+        signal.raise_signal(number)
       assert stop.wait(10)
-      # The second signal means it.
-      assert signal.getsignal(number) == signal.SIG_DFL
     assert signal.getsignal(number) == signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"{stop_signals.NAMES[number]}: the run stops after this step or"
+        " evaluation, and its state is saved; a second one ends it at once"
+    )
   finally:
     signal.signal(number, before)
+
+
+BUSY = """
+import hashlib
+from rl_reason import run
+
+with run.stopping({stage!r}):
+  print("ready", flush=True)
+  hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)  # no Python for minutes
+"""
+
+
+@pytest.mark.parametrize(
+    "stage, signals, words",
+    [
+        ("all", [signal.SIGINT, signal.SIGINT], "Ctrl-C: the run stops after"),
+        ("sft", [signal.SIGTERM, signal.SIGINT], "SIGTERM: the run stops"),
+        ("prepare", [signal.SIGINT, signal.SIGTERM], "Ctrl-C: preparation"),
+        ("evaluate", [signal.SIGHUP, signal.SIGHUP], "SIGHUP: the evaluation"),
+        ("serve", [signal.SIGINT, signal.SIGINT], "Ctrl-C: the server stops"),
+        ("size", [signal.SIGINT], "Ctrl-C: ended"),
+        ("export", [signal.SIGTERM], "SIGTERM: ended"),
+    ],
+)
+def test_a_signal_is_answered_at_once(stage, signals, words):
+  """Also while the main thread compiles, or waits for a device."""
+  with subprocess.Popen(
+      [sys.executable, "-c", BUSY.format(stage=stage)],
+      env=child_env(),
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  ) as child:
+    assert child.stdout.readline() == "ready\n"
+    for n, number in enumerate(signals):
+      child.send_signal(number)
+      line = child.stderr.readline()
+      assert (words if n == 0 else ": ended") in line
+      time.sleep(2 * stop_signals.SAME)
+    assert child.wait(10) == -signals[-1]  # 130 in a shell, after Ctrl-C
+
+
+def test_ctrl_c_before_the_stages_is_one_line(monkeypatch, capsys):
+  monkeypatch.setattr(main, "_prepare", lambda _: raises(KeyboardInterrupt()))
+  assert main.command(["rl_reason", DAPO]) == 130
+  assert capsys.readouterr().err == "Ctrl-C: ended\n"
+
+
+@pytest.mark.parametrize(
+    "platforms, words",
+    [
+        (
+            "cuda",
+            ["JAX is installed without cuda", "pip install -e '.[cuda12]"],
+        ),
+        ("gpu", ["JAX is installed without gpu", "JAX_PLATFORMS=cpu"]),
+        ("tpu", ["JAX is installed without tpu", "pip install -e '.[tpu]'"]),
+        ("cpuu", ["there is no platform cpuu; did you mean cpu?"]),
+        ("nvidia", ["there is no platform nvidia"]),
+        ("rocm", ["no device of rocm answers (JAX: no such"]),
+        ("", ["JAX cannot start (JAX: no such"]),
+    ],
+)
+def test_a_platform_without_devices(platforms, words, monkeypatch):
+  import jax
+
+  monkeypatch.setenv("JAX_PLATFORMS", platforms)
+  monkeypatch.setattr(jax, "devices", lambda: raises(RuntimeError("no such")))
+  monkeypatch.setattr(installation, "_installed", lambda _: False)
+  with pytest.raises(errors.ConfigError) as e:
+    installation.start_devices()
+  assert "\n" not in str(e.value) and all(x in str(e.value) for x in words)
+
+
+def test_a_missing_platform_ends_a_command_with_one_line(tmp_path):
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason", DAPO, f"--workdir={tmp_path}"],
+      cwd=ROOT,
+      env=child_env() | {"JAX_PLATFORMS": "cpuu"},
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 2
+  [line] = done.stderr.splitlines()
+  assert line.startswith("config error: JAX_PLATFORMS = cpuu: there is no")
+
+
+@pytest.mark.parametrize(
+    "found, line",
+    [
+        ({"jax": "0.4.30"}, "jax 0.4.30 is installed, and rl_reason needs jax"),
+        ({"jax": "0.10.1"}, "pip install -U 'jax>=0.10.2'; docs/start.md"),
+        ({"jaxlib": "0.4.30"}, "jaxlib 0.4.30 is installed, and jax needs"),
+        ({"flax": "0.8.0"}, "flax 0.8.0 is installed, and rl_reason needs"),
+        (
+            {"grain": None},
+            "grain is missing, and rl_reason needs grain>=0.2.18",
+        ),
+        ({"jax": "0.11.0.dev20261101", "numpy": "2.5.0rc1"}, ""),
+    ],
+)
+def test_an_old_package_is_named(found, line, monkeypatch):
+  from importlib import metadata
+
+  real = metadata.version
+
+  def version(name):
+    if name in found and found[name] is None:
+      raise metadata.PackageNotFoundError(name)
+    return found.get(name) or real(name)
+
+  monkeypatch.setattr(metadata, "version", version)
+  if not line:
+    installation.versions()
+    return
+  with pytest.raises(errors.ConfigError) as e:
+    prepared(DAPO)
+  assert line in str(e.value) and "\n" not in str(e.value)
 
 
 def test_nohup_is_respected():

@@ -20,6 +20,7 @@ from rl_reason.base.other_names import COUNTED, OF_OTHERS
 from rl_reason.checks import (
     checked,
     file_checks,
+    installation,
     machine_checks,
     phase_rules,
     policies,
@@ -231,6 +232,7 @@ def examine(
   The arguments and the result are those of `prepare`, but the path may also be
   a config, which then needs a work directory.
   """
+  installation.versions()
   config, notes, found = checked.examined(path, given)
   faults.add(found.lines, found.fields)
   if stage not in ("prepare", "serve", "size"):
@@ -242,9 +244,10 @@ def examine(
   names = {f"{known.field}.name" for known in kinds.KINDS.values()}
   if trace and stage in file_checks.TRAINS and not names & found.fields:
     if any(":" in config_lib.at(config, name) for name in names):
-      from rl_reason.checks import traced_functions
-
       with faults.caught():
+        installation.start_devices()
+        from rl_reason.checks import traced_functions
+
         traced_functions.check(config)
   if found.fields:  # the name of the directory, too, is not known
     return config, pathlib.Path(workdir or ""), notes

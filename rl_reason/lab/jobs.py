@@ -4,6 +4,7 @@
 which `rl_reason.main` writes, records the config of the run.
 """
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -12,7 +13,6 @@ import os
 import pathlib
 import queue
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +23,7 @@ from concurrent import futures
 from typing import IO, Any, NamedTuple
 
 from rl_reason.base import errors, resume_rules
+from rl_reason.monitoring import stop_signals
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
 WORKER = (sys.executable, "-m", "rl_reason.worker")
@@ -299,15 +300,11 @@ def arguments(
 
 def stop_on_signals() -> threading.Event:
   """Returns an event that SIGTERM and Ctrl-C set; a second one ends at once."""
-  stop = threading.Event()
-
-  def request_stop(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)
-
-  signal.signal(signal.SIGTERM, request_stop)
-  signal.signal(signal.SIGINT, request_stop)
-  return stop
+  until_the_end = stop_signals.stopping(
+      "no further run starts, and running ones stop after their steps"
+  )
+  atexit.register(until_the_end.__exit__, None, None, None)
+  return until_the_end.__enter__()
 
 
 def say(text: str) -> None:
