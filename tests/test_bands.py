@@ -105,8 +105,32 @@ def test_a_run_that_leaves_is_named_once_with_its_step(at_root):
   assert "One run in 17" in text
   assert bands.of_run(lines, fields) == [text]
   (within,) = bands.of_run(lines[:3], fields)
-  assert within.endswith("the run is within it")
+  assert "the run is within it so far (accuracy to step 10); not" in within
   assert not bands.of_run(lines, fields | {"a": 1})  # a config of one's own
+
+
+def test_a_run_is_within_a_band_only_where_it_was_compared(at_root):
+  fields = fields_of("configs/grpo.py")
+  metrics = bands.find(fields).metrics
+  assert len(metrics) > 1
+  sft = [{"stage": "sft", "step": n, "accuracy": 0.5} for n in range(3)]
+  other = [evaluation(12, 0.5), {"stage": "rl", "step": 3, "actor/lr": 0.1}]
+  for lines in ([], sft, sft + other):
+    (none,) = bands.of_run(lines, fields)
+    assert "nothing of this run was compared" in none
+    assert "within" not in none
+  whole = []
+  for name, steps in metrics.items():
+    for step, (low, high) in steps.items():
+      mean = (low + high) / 2
+      line = {"stage": "rl", "step": step, name: mean}
+      whole.append(evaluation(step, mean) if name == bands.ACCURACY else line)
+  (text,) = bands.of_run(whole, fields)
+  assert text.endswith("the run is within it")
+  without = [x for x in whole if x["stage"] == "rl"]
+  (text,) = bands.of_run(without, fields)
+  assert text.endswith(f"not compared: {bands.ACCURACY}")
+  assert "so far" in text
 
 
 def test_a_config_without_recorded_runs_says_so(monkeypatch):

@@ -153,9 +153,28 @@ def of_run(
   if not band.seeds:
     return [band.about()]
   found: dict[str, str] = {}
+  compared: dict[str, int] = {}  # metric -> the last step
   for line in lines:
+    if line["stage"] not in ("rl", "evaluate"):
+      continue
+    for metric, value in values(line).items():
+      if value is not None and line["step"] in band.metrics.get(metric, {}):
+        compared[metric] = max(line["step"], compared.get(metric, 0))
     for metric, text in _exits(band, line):
       found.setdefault(metric, text)
   if found:
     return [f"warning: {text}" for text in found.values()]
-  return [f"{band.about()}: the run is within it"]
+  if not compared:
+    return [
+        f"{band.about()}: nothing of this run was compared, which has no step"
+        " of RL and no evaluation at these steps"
+    ]
+  last = ", ".join(f"{metric} to step {x}" for metric, x in compared.items())
+  rest = ", ".join(x for x in band.metrics if x not in compared)
+  ends = {x: max(steps) for x, steps in band.metrics.items()}
+  if compared == ends:
+    return [f"{band.about()}: the run is within it"]
+  return [
+      f"{band.about()}: the run is within it so far ({last})"
+      + (f"; not compared: {rest}" if rest else "")
+  ]
