@@ -20,9 +20,11 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import verifiers
-from rl_reason.data import screening
+from rl_reason.data import datasets, screening
 from rl_reason.stages import prepare
-from rl_reason.verifiers import sandbox
+from rl_reason.verifiers import code, sandbox
+
+FAILS = "assert f(1) == 9"
 
 
 def test_prompts_without_reference_answers(make, tmp_path):
@@ -132,7 +134,7 @@ def test_math_and_code_in_one_run(make, tmp_path):
   c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", [task])
   c.data.evaluate = "humaneval@" + write(
       tmp_path / "he.jsonl",
-      [dict(prompt="def g(x):", test="def check(f): 0", entry_point="g")],
+      [dict(prompt="def g():", test="def check(f): assert f", entry_point="g")],
   )
   # The verifier of these tests would not take tests for an answer.
   with pytest.MonkeyPatch.context() as patch:
@@ -191,13 +193,106 @@ def test_solutions_that_fail_their_own_tests_are_not_imitated(
   )
 
 
+KODCODE = dict(
+    question="Add one.",
+    solution="def f(x):\n  return x + 1",
+    test="from solution import f\n\ndef test_f():\n  assert f(1) == 2\n",
+    test_info=[dict(function_declaration="def f(x):")],
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "question", "program"),
+    [
+        (KODCODE, "Add one.\n\nDefine:\n\ndef f(x):", KODCODE["solution"]),
+        (
+            dict(
+                prompt="Add two numbers.",
+                verification_info='{"language": "python", "test_cases":'
+                ' [{"type": "stdin_stdout", "input": "1 2", "output": "3"}]}',
+                gold_standard_solution="```python\nprint(3)\n```",
+            ),
+            "Add two numbers.",
+            "print(3)",
+        ),
+        (
+            dict(
+                question_content="Add one.",
+                starter_code="class Solution:\n  def g(self, x):",
+                public_test_cases='[{"input": "1", "output": "2",'
+                ' "testtype": "functional"}]',
+                metadata='{"func_name": "g"}',
+            ),
+            "Add one.\n\nDefine:\n\nclass Solution:\n  def g(self, x):",
+            "",
+        ),
+        (
+            dict(
+                question="Add one by `g`.",
+                solutions='["#include <x>", "def g(x): return x + 1"]',
+                input_output='{"fn_name": "g", "inputs": [[1]],'
+                ' "outputs": [2]}',
+            ),
+            "Add one by `g`.",
+            "def g(x): return x + 1",
+        ),
+        (
+            dict(
+                prompt=[dict(role="user", content="Add.")],
+                reward_model=dict(
+                    ground_truth='{"inputs": ["1 2"], "outputs": ["3"]}'
+                ),
+            ),
+            "Add.",
+            "",
+        ),
+        (dict(question="Add.", inputs=["1 2"], outputs=["3"]), "Add.", ""),
+    ],
+)
+def test_rows_of_code_sets(tmp_path, fields, question, program):
+  """Their columns are known, and what the program must define is said."""
+  source = datasets.parse(write(tmp_path / "rows.jsonl", [fields]))
+  mapping = datasets.columns("")
+  [row] = datasets.examples(source, mapping, "code")
+  assert (row.question, row.solution) == (question, program)
+  assert code.usable(row.answer)
+  named = next(x for x in ("test", "inputs", *fields) if x in fields)
+  if named == "test":
+    mapping = datasets.columns("answer=test")
+    assert [row] == list(datasets.examples(source, mapping, "code"))
+
+
+def test_tests_that_no_program_passes_are_named(make, tmp_path):
+  """By the solution of the row; and tests of other forms, by all forms."""
+  wrong = KODCODE | dict(question="Add 1 to x.", solution="def f(x): return x")
+  nothing = KODCODE | dict(question="Add", test="def test_f(): f(1)")
+  other = KODCODE | dict(question="Plus", test="import pandas\nassert f(1)")
+  c = make([KODCODE, wrong, nothing, other], kind="code", template="code")
+  c.data.max_corrupt = 1.0
+  c.rollout.max_tokens = 80
+  said = []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
+    place = prepare.run(c, tmp_path, screen, threading.Event())
+  assert [bool(x.response) for x in rows(place)] == [True, False]
+  [dropped] = [x for x in said if "malformed" in x]
+  assert dropped.startswith("2 of 4 rows") and "{inputs, outputs}" in dropped
+  assert "the tests assert nothing" in dropped
+  [failing] = [x for x in said if "fails the tests" in x]
+  assert failing.startswith("warning: 1 of 4 rows")
+  text = (place / "data.md").read_text()
+  assert "rejects the solution of train.jsonl:2." in text
+  assert "the tests import pandas" in text
+
+
 def test_what_sft_imitates_decides_whether_data_are_prepared_again(
     make, tmp_path, monkeypatch
 ):
   """Only of programs to train on, whose number no field gives."""
   monkeypatch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
   monkeypatch.setattr(screening.ReferenceChecker, "rejects", lambda *_: None)
-  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=["no"])
+  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=[FAILS])
   mbpp = f"@{write(tmp_path / 'mbpp.jsonl', [test])}"
   c = make(FIVE[:1], template="math=qwen_boxed,code=code")
   math, evaluate, said = c.data.train, c.data.evaluate, []
@@ -222,7 +317,7 @@ def test_what_sft_imitates_decides_whether_data_are_prepared_again(
 
 def test_programs_that_cannot_be_verified_are_said(make, tmp_path):
   """Their verifier raises here, as without a sandbox; SFT imitates them."""
-  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=["no"])
+  test = dict(text="Add 1.", code="def f(x): return x + 1", test_list=[FAILS])
   c = make(FIVE[:1], template="math=qwen_boxed,code=code")
   c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", [test])
   said = []

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from rl_reason import verifiers
 from rl_reason.base.errors import one_line
-from rl_reason.data import known_sets, readers, saved_datasets
+from rl_reason.data import code_rows, known_sets, readers, saved_datasets
 from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, DataError, suffix
 
@@ -100,10 +100,11 @@ class Example(NamedTuple):
 
 
 class Malformed(NamedTuple):
-  """A row that cannot be read as an example, and the reason."""
+  """A row that cannot be read as an example, the reason, and what is read."""
 
   where: str
   why: str
+  allowed: str = ""
 
 
 # --- sources -----------------------------------------------------------------
@@ -391,6 +392,8 @@ def examples(
     DataError: no row has a value of a required field.
   """
   known = KNOWN.get(source.name)
+  if kind == "code":
+    mapping = code_rows.columns(mapping, COLUMNS)
   needed = () if known else ("question", "answer")
   missing = {name: column(*mapping[name]) for name in needed}
   if kind == verifiers.NONE:
@@ -433,7 +436,7 @@ def examples(
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
     except known_sets.Unclear as e:
-      yield Malformed(where, str(e))
+      yield Malformed(where, str(e), e.allowed)
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
       yield Malformed(where, f"a field of another type ({e})")
     else:
@@ -478,12 +481,16 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
     correct = answers[0] if names[1:] and answers[0] in names else ""
     question, cell = known_sets.choices(question, cell, names, correct)
   readers = {"math": known_sets.math_answer(cell), "choice": cell}
+  if kind == "code":
+    readers["code"] = code_rows.answer(mapping["answer"])
+    question = code_rows.question(question, mapping["answer"])
   return Known(
       hub=source.place,
       splits={},
       kind=kind,
       question=question,
       answer=readers.get(kind, known_sets.json_text(cell)),
+      solution=code_rows.solution if kind == "code" else lambda row: "",
       difficulty=column(*mapping["difficulty"]),
       subject=column(*mapping["subject"]),
       pass_rate=column(*mapping["pass_rate"]),

@@ -21,7 +21,16 @@ THOUGHTS = "reasoning_content", "thinking"
 
 
 class Unclear(ValueError):
-  """A row does not say what its field is; the message is the reason."""
+  """A row does not say what its field is; the message is the reason.
+
+  Args:
+    why: the reason.
+    allowed: what may be there, which is the same for all rows.
+  """
+
+  def __init__(self, why: str, allowed: str = ""):
+    super().__init__(why)
+    self.allowed = allowed
 
 
 # --- fields of a row ---------------------------------------------------------

@@ -118,7 +118,8 @@ class _Preparation:
           raise Stopped
         tally.read += 1
         if isinstance(item, datasets.Malformed):
-          self._drop(tally, item.where, Fault(screening.MALFORMED, item.why))
+          reason = ": ".join(filter(None, (screening.MALFORMED, item.allowed)))
+          self._drop(tally, item.where, Fault(reason, item.why))
           continue
         fault = self._fault(tally, item)
         if not fault and tally.use == "train":

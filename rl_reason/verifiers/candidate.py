@@ -10,7 +10,7 @@ import functools
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rl_reason.verifiers import code_prompts, wire
 
@@ -28,19 +28,31 @@ def _module(name: str) -> types.ModuleType:
   return module
 
 
+def _readings(prompt: str, program: str) -> Iterator[tuple[str, str]]:
+  """Pairs of a prompt to run first, and of a program."""
+  yield prompt, program
+  if prompt:
+    yield "", code_prompts.continued(prompt, program)
+  yield prompt, textwrap.dedent(program)  # a block in a list has a margin
+
+
 def _load(module: types.ModuleType, prompt: str, program: str) -> None:
   """Runs the prompt and then the program, as one module.
 
   A program that does not compile on its own may continue the prompt, as
   programs of base models do.
   """
-  try:
-    code = compile(program, "program", "exec")
-  except SyntaxError:
-    source = textwrap.dedent(program)  # a block within a list has a margin
-    if prompt:
-      source, prompt = code_prompts.continued(prompt, program), ""
-    code = compile(source, "program", "exec")
+  code, error = None, None
+  for before, source in _readings(prompt, program):
+    try:
+      code = compile(source, "program", "exec")
+    except SyntaxError as e:
+      error = error or e
+    else:
+      prompt = before
+      break
+  if code is None:
+    raise error or SyntaxError
   exec(compile(code_prompts.module(prompt), "prompt", "exec"), module.__dict__)
   exec(code, module.__dict__)
 
@@ -64,23 +76,35 @@ def _raised(error: Exception) -> list:
   return [[kind.__name__ for kind in type(error).__mro__], args, text]
 
 
-def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
+def _function(module: types.ModuleType, name) -> Callable:
+  """The function of a request, by its name or by an object of `wire.KEPT`."""
+  if isinstance(name, int):
+    return functools.partial(next, wire.KEPT[name])
+  if isinstance(name, list):
+    number, attribute = name
+    return functools.partial(wire.SPECIAL[attribute], wire.KEPT[number])
+  owner, mark, method = name.rpartition("().")
+  if mark and hasattr(module, owner):  # class Solution, as LeetCode has it
+    return getattr(getattr(module, owner)(), method)
+  return getattr(module, method)
+
+
+def _keep(value) -> int:
+  wire.KEPT.append(value)
+  return len(wire.KEPT) - 1
+
+
+def _answer(module: types.ModuleType, request: dict) -> dict:
   """The outcome of a call that the tests request.
 
-  Iterators stay in this process, since they may be infinite. A request whose
-  name is an index of `iterators` advances this iterator.
+  Iterators stay in this process, since they may be infinite, and so do objects
+  of classes, of which `wire` sends no copy.
   """
-  name = request["name"]
   try:
     args, kwargs = wire.decode(request["args"]), wire.decode(request["kwargs"])
-    if isinstance(name, int):
-      function = functools.partial(next, iterators[name])
-    else:
-      function = getattr(module, name)
-    value = function(*args, **kwargs)
+    value = _function(module, request["name"])(*args, **kwargs)
     if isinstance(value, Iterator):
-      iterators.append(value)
-      return {"iterator": len(iterators) - 1}
+      return {"iterator": _keep(value)}
   except Exception as e:
     memory = isinstance(e, MemoryError)
     return {"failed": _failure(e)} if memory else {"raised": _raised(e)}
@@ -89,6 +113,8 @@ def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
   try:
     return {"value": wire.encode(value)}
   except TypeError:
+    if request["keep"] == "object" or (request["keep"] and callable(value)):
+      return {request["keep"]: _keep(value)}
     # MBPP asserts that a re.Match is true: the truth of any object is sent.
     return {"truth": bool(value)}
   except Exception as e:
@@ -101,7 +127,7 @@ def calls(job: dict) -> None:
   Each request has a random number, which its answer repeats. An answer that was
   written before its request, or a second answer, does not match.
   """
-  module, iterators, failed = _module("solution"), [], None
+  module, failed = _module("solution"), None
   try:
     _load(module, job["prompt"], job["program"])
   except BaseException as e:
@@ -110,7 +136,7 @@ def calls(job: dict) -> None:
     request = wire.receive(job["read"])
     number = {"number": request["number"]}
     answer = (
-        {"failed": failed} if failed else _answer(module, iterators, request)
+        {"failed": failed} if failed else _answer(module, request)
     )
     try:
       wire.send(job["write"], answer | number)

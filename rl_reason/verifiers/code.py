@@ -17,10 +17,18 @@ import math
 import os
 import re
 import subprocess
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rl_reason.verifiers import code_blocks, code_prompts, sandbox, tester
+from rl_reason.verifiers import (
+    code_blocks,
+    code_prompts,
+    code_tests,
+    sandbox,
+    tester,
+    unit_tests,
+)
 from rl_reason.verifiers.code_blocks import program
+from rl_reason.verifiers.code_tests import Calls, Streams
 
 FLOAT_TOLERANCE = 1e-6  # as the usual checkers of contests
 MOST_DIGITS = 40  # characters of a float that has a tolerance
@@ -40,36 +48,6 @@ class Verdict(NamedTuple):
   correct: bool
   reason: str
   detail: str = ""
-
-
-class Calls(NamedTuple):
-  """Tests that call the program's functions.
-
-  Attributes:
-    tests: source of asserts, which the program never sees.
-    names: functions that the tests call; empty for all undefined names.
-    prompt: source that the program continues or repeats, perhaps only a
-      signature; the tests can use its other functions as well.
-    stop: stop texts of the published evaluation, see `completion`.
-  """
-
-  tests: str
-  names: tuple[str, ...] = ()
-  prompt: str = ""
-  stop: tuple[str, ...] = ()
-
-
-class Streams(NamedTuple):
-  """Tests of a program that reads standard input and writes standard output.
-
-  Attributes:
-    cases: pairs of input and expected output, compared token by token.
-    tolerance: relative or absolute error of all numbers; None: only of tokens
-      that are floats on both sides, FLOAT_TOLERANCE. Integers are then exact.
-  """
-
-  cases: tuple[tuple[str, str], ...]
-  tolerance: float | None = None
 
 
 def completion(text: str, stop: tuple[str, ...]) -> str:
@@ -94,7 +72,7 @@ def _before(text: str, stop: tuple[str, ...]) -> str:
 def stop_texts(reference: str) -> tuple[str, ...]:
   """The stop texts of a reference answer; () without any, or without tests."""
   with contextlib.suppress(ValueError):
-    problem = _problem(reference)
+    problem = code_tests.parse(reference)
     return problem.stop if isinstance(problem, Calls) else ()
   return ()
 
@@ -109,11 +87,12 @@ def _source(text: str, problem: Calls | Streams) -> str | None:
 @functools.lru_cache(64)
 def _names(problem: Calls) -> set[str]:
   """Names of the program that the tests use; empty if they are no Python."""
+  names = {part for x in problem.names for part in x.split("().")}
   with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+    names |= unit_tests.imported(ast.parse(problem.tests))
     prompt = code_blocks.Block(code_prompts.module(problem.prompt), True)
-    functions, _ = tester.free(problem.tests, prompt.defines)
-    return set(problem.names) or functions
-  return set(problem.names)
+    return names or tester.free(problem.tests, prompt.defines)[0]
+  return names
 
 
 def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
@@ -261,17 +240,20 @@ class Trial(NamedTuple):
 
 
 def _single(problem: Calls | Streams) -> list[Calls | Streams]:
-  """The tests of a problem one by one: its cases, or its top-level asserts.
+  """The tests of a problem one by one: its cases, or its asserts and functions.
 
-  Other statements of the tests are part of each test.
+  Functions are those that pytest runs. Other statements are part of each test.
   """
   if isinstance(problem, Streams):
     return [problem._replace(cases=(case,)) for case in problem.cases]
   module = ast.parse(problem.tests)
-  asserts = [x for x in module.body if isinstance(x, ast.Assert)]
+  functions = unit_tests.functions(module)
+  single = [
+      x for x in module.body if isinstance(x, ast.Assert) or x in functions
+  ]
   out: list[Calls | Streams] = []
-  for one in asserts:
-    body = [x for x in module.body if x is one or x not in asserts]
+  for one in single:
+    body = [x for x in module.body if x is one or x not in single]
     tests = ast.unparse(ast.Module(body, module.type_ignores))
     out.append(problem._replace(tests=tests))
   return out or [problem]
@@ -296,7 +278,7 @@ def trial(
     RuntimeError: this machine has no sandbox.
     ValueError: the reference answer holds no tests.
   """
-  problem, tier = _problem(reference), sandbox.tier()
+  problem, tier = code_tests.parse(reference), sandbox.tier()
   tests = _single(problem)
   source = _source(text, problem)
   if source is None:
@@ -321,56 +303,6 @@ def trial(
 answer = program
 
 
-def _problem(reference: str) -> Calls | Streams:
-  """Tests from JSON: {"tests", "names", "prompt"} or {"cases", "tolerance"}.
-
-  {"stop"}, a list of texts, may be a field of the former.
-
-  Raises:
-    ValueError: the text is no such JSON, has no tests or none that are Python,
-      or its tolerance is no number from 0 on.
-  """
-  try:
-    fields = json.loads(reference)
-    if "cases" in fields:
-      cases = tuple((str(a), str(b)) for a, b in fields["cases"])
-      problem: Calls | Streams = Streams(cases, fields.get("tolerance"))
-    else:
-      names = tuple(map(str, fields["names"]))
-      stop = tuple(map(str, fields.get("stop", ())))
-      problem = Calls(str(fields["tests"]), names, str(fields["prompt"]), stop)
-    if not problem[0]:
-      raise ValueError
-  except (TypeError, KeyError, ValueError):
-    raise ValueError(
-        "the reference answer holds no tests of a program"
-    ) from None
-  if isinstance(problem, Streams):
-    return problem._replace(tolerance=_tolerance(problem.tolerance))
-  # Otherwise every program would silently be wrong.
-  code_prompts.module(problem.prompt)
-  try:
-    ast.parse(problem.tests)
-  except (SyntaxError, RecursionError) as e:
-    raise ValueError(f"the tests of the reference answer: {e}") from None
-  return problem
-
-
-def _tolerance(value: Any) -> float | None:
-  """A tolerance from JSON."""
-  if value is None:
-    return None
-  try:
-    tolerance = float(value)
-  except (TypeError, ValueError, OverflowError):
-    tolerance = math.nan
-  if not 0 <= tolerance < math.inf:
-    raise ValueError(
-        "the tolerance of the reference answer is no number from 0 on"
-    )
-  return tolerance
-
-
 def verify(text: str, reference: str) -> bool:
   """Whether the program of a response passes the tests of a reference answer.
 
@@ -379,13 +311,13 @@ def verify(text: str, reference: str) -> bool:
     ValueError: the reference answer holds no tests, or is no Python, or its
       tolerance is no number.
   """
-  return grade(text, _problem(reference)).correct
+  return grade(text, code_tests.parse(reference)).correct
 
 
 def usable(reference: str) -> bool:
   """Whether a reference answer holds a prompt and tests that are Python."""
   try:
-    _problem(reference)
+    code_tests.parse(reference)
   except ValueError:
     return False
   return True

@@ -14,9 +14,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from rl_reason.verifiers import code_prompts, wire
+from rl_reason.verifiers import code_prompts, unit_tests, wire
 
 FAILURES = ("error", "memory", "refused")  # reasons that a candidate can give
 
@@ -31,6 +31,40 @@ class Truth:
     return self._truth
 
 
+class Method(wire.Kept):
+  """A method of an object of the candidate."""
+
+  def __init__(self, call: Callable, number: int):
+    super().__init__(number)
+    self._call = call
+
+  def __call__(self, *args, **kwargs):
+    """Calls the method in the candidate's process."""
+    return self._call([self.number, "__call__"], *args, **kwargs)
+
+
+class Object(Method):
+  """An object of a class of the candidate; equals only itself.
+
+  Its methods are functions of the candidate, like any other: each value is
+  plain data.
+  """
+
+  def __getattr__(self, name):
+    if name.startswith("_"):
+      raise AttributeError(name)
+    return self._call([self.number, "getattr"], name)
+
+
+def _special(name: str) -> Callable:
+  return lambda self, *args: self._call([self.number, name], *args)
+
+
+for _name in wire.SPECIAL:
+  if _name.startswith("_"):
+    setattr(Object, _name, _special(_name))
+
+
 def free(tests: str, space: Iterable[str]) -> tuple[set[str], set[str]]:
   """Undefined names of tests: the candidate's functions, and modules.
 
@@ -39,7 +73,8 @@ def free(tests: str, space: Iterable[str]) -> tuple[set[str], set[str]]:
   candidate's: a problem of MBPP defines `sum`.
   """
   called, used, bound = set(), set(), set(space)
-  for node in ast.walk(ast.parse(tests)):
+  tree = ast.parse(tests)
+  for node in ast.walk(tree):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
       called.add(node.func.id)
     if isinstance(node, ast.Name):
@@ -52,7 +87,10 @@ def free(tests: str, space: Iterable[str]) -> tuple[set[str], set[str]]:
       bound.add(node.name)
   modules = (used & sys.stdlib_module_names) - called - bound
   functions = (used | called) - bound - modules
-  return functions - set(dir(builtins)) or called - bound, modules
+  functions -= set(dir(builtins))
+  if not functions and not unit_tests.imported(tree):
+    functions = called - bound
+  return functions, modules
 
 
 def _exception(names: list, args, text: str, space: dict) -> Exception:
@@ -69,6 +107,17 @@ def _exception(names: list, args, text: str, space: dict) -> Exception:
       except Exception:  # its constructor takes other arguments
         break
   return Exception(text)
+
+
+def _kept(name) -> str:
+  """What a call may give that stays with the candidate: 'object', 'method', ''.
+
+  Only a class gives objects: a function could otherwise answer a test through
+  the methods of its value.
+  """
+  if isinstance(name, str):
+    return "object" if name.isidentifier() and name[0].isupper() else ""
+  return "method" if isinstance(name, list) and name[1] == "getattr" else ""
 
 
 class _Ended(BaseException):
@@ -104,7 +153,7 @@ class _Tests:
       raise _Ended
     self.calls += 1
     number = os.urandom(16).hex()
-    request = dict(number=number, name=name)
+    request = dict(number=number, name=name, keep=_kept(name))
     request |= dict(args=wire.encode(args), kwargs=wire.encode(kwargs))
     try:
       wire.send(self.write, request)
@@ -118,6 +167,10 @@ class _Tests:
         return Truth(content)
       if kind == "iterator":
         return self.items(content)
+      if kind == request["keep"] == "object":
+        return Object(self.call, int(content))
+      if kind == request["keep"] == "method":
+        return Method(self.call, int(content))
       if kind == "raised":
         names, values, text = content
         error = _exception(names, wire.decode(values), str(text), self.space)
@@ -144,11 +197,14 @@ class _Tests:
         del space[name]  # the program writes it
       functions, modules = free(tests, space)
       for name in names or functions:
-        space[name] = functools.partial(self.call, name)
+        function = name.rpartition(".")[2]
+        space[function] = functools.partial(self.call, name)
       # MBPP's asserts name modules that only its solutions import.
       for name in modules:
         space[name] = importlib.import_module(name)
+      unit_tests.install(lambda name: functools.partial(self.call, name))
       exec(compile(tests, "tests", "exec"), space)
+      unit_tests.run(ast.parse(tests), space)
     except _Ended:
       pass
     except Exception as e:

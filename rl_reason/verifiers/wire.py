@@ -11,15 +11,28 @@ import functools
 import importlib
 import itertools
 import json
+import operator
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 MAX_FRAME = 16 << 20  # bytes
 MAX_DEPTH = 200
 MAX_ITEMS = 10_000  # of an iterator
 _SMALL = 1 << 53
 _ARRAYS = "biufcU"  # kinds of arrays of numpy that are sent
+# Functions of an object that tests call through Python's syntax.
+SPECIAL: dict[str, Callable] = {
+    "getattr": getattr,
+    "__bool__": bool,
+    "__call__": lambda function, *args, **kwargs: function(*args, **kwargs),
+    "__contains__": operator.contains,
+    "__getitem__": operator.getitem,
+    "__iter__": iter,
+    "__len__": len,
+    "__str__": str,
+}
+KEPT: list = []  # objects and iterators of this process, if it is a candidate
 _COLLECTIONS: tuple[type, ...] = (
     *(tuple, set, frozenset),
     *(type({}.keys()), type({}.values()), type({}.items())),
@@ -30,6 +43,13 @@ _LIBRARY = (
     *("datetime.date", "datetime.datetime", "datetime.time"),
     *("datetime.timedelta", "datetime.timezone"),
 )
+
+
+class Kept:
+  """An object that stays in the candidate's process, by its index in KEPT."""
+
+  def __init__(self, number: int):
+    self.number = number
 
 
 def encode(value, depth: int = 0):
@@ -62,6 +82,8 @@ def encode(value, depth: int = 0):
     return {name: bytes(value).hex()}
   if isinstance(value, list):
     return [encode(item, depth + 1) for item in value]
+  if isinstance(value, Kept):
+    return {"kept": value.number}
   for kind in _COLLECTIONS:
     if isinstance(value, kind):
       return {kind.__name__: [encode(item, depth + 1) for item in value]}
@@ -113,6 +135,7 @@ _DECODE = {
     "complex": lambda content: complex(*map(float, content)),
     "range": _range,
     "array": _array,
+    "kept": lambda content: KEPT[content],
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "tuple": lambda content: tuple(_items(content)),
