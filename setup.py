@@ -16,6 +16,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
       )
   )
 
+GGUF = ["gguf>=0.17"]  # files of llama.cpp as model.path, see docs/data.md
 # --stage=serve, see docs/serving.md
 SERVE = [
     "h11>=0.14",
@@ -74,6 +75,7 @@ setuptools.setup(
     ],
     extras_require={
         "test": [
+            *GGUF,
             *SERVE,
             "httpx>=0.27",
             "hypothesis>=6.100",
@@ -86,6 +88,7 @@ setuptools.setup(
             "ruff>=0.12",
             "setuptools>=77",  # builds the wheel that a test installs
         ],
+        "gguf": GGUF,
         "serve": SERVE,
         "dev": ["cosmic-ray>=8.7", "uv>=0.9"],  # bench/mutation.py, .ci/lock
         "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md

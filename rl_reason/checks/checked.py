@@ -119,11 +119,21 @@ def examined(
   with faults.caught():
     notes += config.override(c, given)
   config.expand(c)
+  with faults.caught("model.path"):
+    _convert(c)
   _examine(c, given, faults)
   c = config.with_defaults(_without(c, faults.fields))
   if not faults.lines:
     notes += [f"warning: {line}" for line in warnings(c)]
   return c, notes, faults
+
+
+def _convert(c: ml_collections.ConfigDict) -> None:
+  """Replaces a GGUF file in model.path by the directory made of it."""
+  if c.model.path.endswith(".gguf"):
+    from rl_reason.hf import gguf_files  # imports JAX
+
+    c.model.path = gguf_files.directory(c.model.path)
 
 
 def fields(c: ml_collections.ConfigDict, given: Iterable[str] = ()) -> None:
