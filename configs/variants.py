@@ -52,6 +52,9 @@ def add(c) -> None:
       # rows, since SFT does not imitate those that fail; 0: all that SFT
       # imitates, and a few of other sources.
       programs=number(0, low=0),
+      # How answers name one of the choices of data.columns: letter, index0,
+      # index1 (counted from 0, from 1), text; or 'FILE=index0,letter'.
+      answer_as="detect",
   )
   extend(
       "rollout",

@@ -355,6 +355,26 @@ def test_sources(tmp_path, text, split, parsed):
 
 
 @pytest.mark.parametrize(
+    "place", ["data@v2/rows.jsonl", "gsm8k@rows.jsonl", "x/@home/a@b.jsonl"]
+)
+def test_paths_with_an_at_sign(tmp_path, monkeypatch, place):
+  monkeypatch.chdir(tmp_path)
+  path = tmp_path / place
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(lines(ROWS))
+  for text in (place, str(path)):
+    [(source, weight)] = datasets.parse_all(f"{text}*2", "train")
+    assert (source.name, source.place, weight) == ("", text, 2)
+    known = datasets.parse(f"gsm8k:test@{text}")
+    assert (known.name, known.place) == ("gsm8k", text)
+  folder = path.parent if "/" in place else path
+  assert [row for _, row in read(str(folder))] == ROWS
+  (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+  if place.startswith("gsm8k@"):  # the known set, if there is such a file
+    assert datasets.parse(place).name == "gsm8k"
+
+
+@pytest.mark.parametrize(
     "text, words",
     [
         ("gsm8", "did you mean gsm8k?"),
@@ -365,6 +385,7 @@ def test_sources(tmp_path, text, split, parsed):
         ("data/rows.jsonl", "neither a known set, nor a file"),
         ("/no/such", "nor a hub id OWNER/REPOSITORY"),
         ("", "neither a known set"),
+        ("owner/set@v2", "hub.revisions = 'owner/set=v2' names a revision"),
     ],
 )
 def test_sources_that_cannot_be(text, words):

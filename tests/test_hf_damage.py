@@ -11,6 +11,7 @@ from checkpoints import checkpoint
 
 from rl_reason import hf
 from rl_reason.base.errors import ConfigError
+from rl_reason.data import tokenizer
 from rl_reason.hf import model_files
 
 NORM = "model.norm.weight"
@@ -180,6 +181,47 @@ def test_a_path_that_does_not_exist(tmp_path):
     hf.find(str(tmp_path / "file"))
 
 
+def test_weights_with_names_of_their_own_are_fetched_by_the_index(
+    tmp_path, monkeypatch
+):
+  path, calls = tmp_path / "x", []
+  checkpoint(path)
+  whole = path / "model.safetensors"
+  names = list(hf.find(str(path)).tensors)
+  index = {"weight_map": dict.fromkeys(names, "weights-1.safetensors")}
+  (path / "model.safetensors.index.json").write_text(json.dumps(index))
+  held = whole.read_bytes()
+  whole.unlink()
+
+  def fetch(_, *, revision, allow_patterns):
+    calls.append(allow_patterns)
+    if "weights-1.safetensors" in allow_patterns:
+      (path / "weights-1.safetensors").write_bytes(held)
+    return str(path)
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+  assert {*hf.find("some-one/a.model").tensors} == {*names}
+  assert calls[1:] == [["weights-1.safetensors"]]
+  hf.find("some-one/a.model")
+  assert len(calls) == 3  # all are there
+  (path / "model.safetensors.index.json").write_text("{")
+  with pytest.raises(ConfigError, match="index.json: is not JSON"):
+    hf.find("some-one/a.model")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+  path = checkpoint(tmp_path / "x")
+  pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+  (path / name).write_text(pointer)
+  words = f"{name}:? is a pointer of Git LFS.*git lfs pull"
+  with pytest.raises(ConfigError, match=words):
+    if name == "tokenizer.json":
+      tokenizer.load(str(path), "")
+    else:
+      hf.find(str(path))
+
+
 def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
   path, calls = checkpoint(tmp_path / "x"), []
 
@@ -199,6 +241,11 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
 
   for file in ("config.json", "model-1.safetensors", "tokenizer.json"):
     assert is_fetched(file)
+  for file in (  # the same weights again
+      *("consolidated.safetensors", "consolidated-00001-of-2.safetensors"),
+      *("model.fp16.safetensors", "original/model-1.safetensors"),
+  ):
+    assert not is_fetched(file)
   for file in ("pytorch_model.bin", "modeling_x.py", "x.pkl", "x.pt", "x.gguf"):
     assert not is_fetched(file)
 

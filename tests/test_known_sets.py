@@ -22,9 +22,10 @@ def write(directory, *rows):
   return path
 
 
-def examples(text, mapping="", kind="math"):
+def examples(text, mapping="", kind="math", meaning="detect"):
   source = datasets.parse(str(text))
-  return list(datasets.examples(source, datasets.columns(mapping), kind))
+  columns = datasets.columns(mapping)
+  return list(datasets.examples(source, columns, kind, meaning))
 
 
 # --- examples ----------------------------------------------------------------
@@ -73,8 +74,10 @@ def test_a_template_of_columns_that_a_row_lacks(tmp_path):
   assert "another type" in malformed[1].why
   with pytest.raises(
       DataError,
-      match="question in the column c of '{a} {c}'; i"
-      "ts columns are a, b, answer: name the right one",
+      match=(
+          "question in the column c of '{a} {c}'; i"
+          "ts columns are a, b, answer: name the right one"
+      ),
   ):
     examples(path, "question={a} {c}")
 
@@ -165,6 +168,127 @@ def test_choices_that_are_not_clear(tmp_path, row, mapping, why):
   path = write(tmp_path, {"question": "Which?"} | OPTIONS | row)
   [malformed] = examples(path, f"{mapping},question={{question}}", "choice")
   assert isinstance(malformed, Malformed) and why in malformed.why
+
+
+FOUR = ["red", "green", "blue", "white"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "letters"),  # of choices and answer
+    [
+        ([(FOUR, 0), (FOUR, 3), (FOUR, 2)], "ADC"),  # MMLU
+        ([(FOUR, "3"), (FOUR, "0")], "DA"),  # HellaSwag
+        ([(FOUR, 4), (FOUR, 1), (FOUR, 2.0)], "DAB"),
+        ([(FOUR[:2], "1"), (FOUR[:2], "2")], "AB"),  # WinoGrande
+        ([(FOUR[:2], 0), (FOUR[:2], 1)], "AB"),  # PIQA
+        ([(["12", "15", "18"], "18"), (["1", "2", "4"], 2)], "CB"),  # texts
+        ([(["1", "2", "3", "4"], 4), (["1", "2", "3", "4"], 2)], "DB"),
+        ([(["0", "1", "2"], 0), (["0", "1", "2"], 2)], "AC"),
+        ([(FOUR, "B"), (FOUR, "blue"), (FOUR, "(c)"), (FOUR, "d.")], "BCCD"),
+        ([({"A": "red", "B": "green", "C": None}, "b")], "B"),  # MedQA
+        (
+            [([{"key": "A", "value": "1"}, {"key": "B", "value": "A"}], "B")],
+            "B",
+        ),
+        ([({"label": ["1", "2"], "text": FOUR[:2]}, "2"), (FOUR, "B")], "BB"),
+    ],
+)
+def test_numbers_that_name_a_choice(tmp_path, rows, letters):
+  written = [{"question": "?", "list": x, "answer": a} for x, a in rows]
+  path = write(tmp_path, *written)
+  found = examples(path, "choices=list", "choice")
+  assert "".join(x.answer for x in found) == letters
+
+
+def test_a_number_that_no_meaning_has_is_one_malformed_row(tmp_path):
+  row = {"question": "?", "list": FOUR}
+  answers = 0, 7, -1, 3  # -1: a test split without answers
+  path = write(tmp_path, *(row | {"answer": x} for x in answers))
+  found = examples(path, "choices=list", "choice")
+  why = [x.why for x in found if isinstance(x, Malformed)]
+  assert why[0] == "the answer '7' is not the index0 of one choice"
+  assert [x.answer for x in found if not isinstance(x, Malformed)] == ["A", "D"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "meanings"),
+    [
+        (
+            [(["1", "2", "3", "4"], 2)],
+            (
+                "x.jsonl:1, which has 2 of 4 choices: set data.answer_as to"
+                " index0 or index1 or text"
+            ),
+            {"index0": "C", "index1": "B", "text": "B"},
+        ),
+        (
+            [(FOUR, 1), (FOUR, 2)],
+            "set data.answer_as to index0 or index1 .index0 counts",
+            {"index0": "BC", "index1": "AB"},
+        ),
+        (
+            [(FOUR, 0), (FOUR, 4), (FOUR, 1)],
+            (
+                "no way to read them fits all rows: .* index0 without"
+                " x.jsonl:2, which has 4 of 4 choices, or index1 without"
+                " x.jsonl:1"
+            ),
+            {"index0": "A-B", "index1": "-DA"},
+        ),
+        (
+            [(["B", "A"], "A"), (["B", "A"], "B")],
+            None,  # malformed rows, since other rows of a source may be clear
+            {"letter": "AB", "text": "BA"},
+        ),
+    ],
+)
+def test_the_config_says_which_choice_a_number_names(
+    tmp_path, rows, error, meanings
+):
+  written = [{"question": "?", "list": x, "answer": a} for x, a in rows]
+  path = write(tmp_path, *written)
+  if error:
+    with pytest.raises(DataError, match=error):
+      examples(path, "choices=list", "choice")
+  for meaning, letters in meanings.items():
+    found = examples(path, "choices=list", "choice", meaning)
+    read = ["-" if isinstance(x, Malformed) else x.answer for x in found]
+    assert "".join(read) == letters
+
+
+def test_meanings_of_answers_by_source(tmp_path):
+  (tmp_path / "a.jsonl").write_text("")
+  source = datasets.parse(str(tmp_path / "a.jsonl"))
+  assert datasets.meaning_of("a.jsonl=index0,text", source) == "index0"
+  assert datasets.meaning_of("b.jsonl=index0,text", source) == "text"
+  assert datasets.meaning_of("b.jsonl=index0", source) == "detect"
+  with pytest.raises(DataError, match="'index' is none of detect, letter, ind"):
+    datasets.meanings("a.jsonl=index")
+
+
+def test_columns_of_each_source(tmp_path):
+  for name in ("a.jsonl", "b.jsonl", "c@1.jsonl"):
+    (tmp_path / name).write_text("")
+  a, b, c = (
+      datasets.parse(str(tmp_path / x))
+      for x in ("a.jsonl", "b.jsonl", "c@1.jsonl")
+  )
+  text = (
+      "question=task,answer=gold; a.jsonl: question=Q: {q};"
+      f" {{r}},choices=x|y; {tmp_path}/c@1.jsonl: answer=meta.result"
+  )
+  of = {x.place: datasets.columns(text, x) for x in (a, b, c)}
+  assert of[a.place]["question"] == ("Q: {q}; {r}",)
+  assert (of[a.place]["answer"], of[a.place]["choices"]) == (
+      ("gold",),
+      ("x", "y"),
+  )
+  assert (of[b.place]["question"], of[b.place]["choices"]) == (("task",), ())
+  assert of[c.place]["answer"] == ("meta.result",)
+  assert datasets.columns(text)["question"] == ("task",)
+  assert {*datasets.own_columns(text)} == {"", "a.jsonl", c.place}
+  with pytest.raises(DataError, match="quest=x' is no column"):
+    datasets.columns("a.jsonl: question=y,quest=x", b)
 
 
 def test_choices_need_their_verifier(tmp_path):
@@ -377,15 +501,19 @@ def test_a_chat_without_a_question_is_malformed(tmp_path, chat):
         (
             {"aufgabe": "2?", "antwort": "2"},
             "",
-            "no row has a value of question in question, problem, prompt,"
-            " messages, .*; its columns are aufgabe, antwort: name the right"
-            " one, as in data.columns = 'question=aufgabe'",
+            (
+                "no row has a value of question in question, problem, prompt,"
+                " messages, .*; its columns are aufgabe, antwort: name the"
+                " right one, as in data.columns = 'question=aufgabe'"
+            ),
         ),
         (
             {"question": "2?", "gold": "2"},
             "",
-            "no row has a value of answer in .*its columns are question,"
-            " gold.*data.columns = 'answer=.*data.kind = 'none'",
+            (
+                "no row has a value of answer in .*its columns are question,"
+                " gold.*data.columns = 'answer=.*data.kind = 'none'"
+            ),
         ),
         ({"q": "?", "answer": 2}, "question=task", "of question in task; its"),
     ],
@@ -480,14 +608,12 @@ def test_numbers_have_the_digits_of_their_width(
 def test_numbers_within_columns_have_their_digits(tmp_path):
   narrow = pyarrow.float32()
   cell = {"a": [0.1, None], "b": {"c": 0.2}, "d": 3, "e": [("k", 0.3)]}
-  kind = pyarrow.struct(
-      [
-          ("a", pyarrow.list_(narrow)),
-          ("b", pyarrow.struct([("c", narrow)])),
-          ("d", pyarrow.int64()),
-          ("e", pyarrow.map_("string", narrow)),
-      ]
-  )
+  kind = pyarrow.struct([
+      ("a", pyarrow.list_(narrow)),
+      ("b", pyarrow.struct([("c", narrow)])),
+      ("d", pyarrow.int64()),
+      ("e", pyarrow.map_("string", narrow)),
+  ])
   path = tmp_path / "x.parquet"
   pyarrow.parquet.write_table(_table("extra", [cell, None], kind), path)
   found = examples(path, kind="none")
@@ -647,8 +773,10 @@ KNOWN_ROWS = {
             "conclusion": "Tom purrs.",
             "label": "True",
         },
-        "All cats purr.\nTom is a cat.\n\nIs the following conclusion True,"
-        " False or Uncertain by these premises?\n\nTom purrs.",
+        (
+            "All cats purr.\nTom is a cat.\n\nIs the following conclusion True,"
+            " False or Uncertain by these premises?\n\nTom purrs."
+        ),
         *("True", 0),
     ),
 }

@@ -22,6 +22,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
+from rl_reason import verifiers
 from rl_reason.base import json_files
 from rl_reason.base.errors import ConfigError, Stopped
 from rl_reason.data.datasets import DataError
@@ -196,6 +197,23 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
             "data.kind = .*'x.jsonl' is no file of data",
         ),
         ({"kind": "train.jsonl=odd"}, "data.kind = .*must be one of math, ch"),
+        (
+            {"columns": "x.jsonl: question=q"},
+            "data.columns = .*'x.jsonl' is no file of data",
+        ),
+        (
+            {"columns": "train.jsonl: quest=q"},
+            "data.columns = .*quest=q' is no column",
+        ),
+        (
+            {"answer_as": "index2"},
+            "data.answer_as = .*is none of detect, letter, index0, index1",
+        ),
+        (
+            {"answer_as": "x.jsonl=index0", "columns": "choices=x"},
+            "data.answer_as = .*'x.jsonl' is no file of data",
+        ),
+        ({"answer_as": "index0"}, "data.answer_as = .*no choices are named"),
         ({"train": "gsm8k*0"}, "gsm8k\\*0: a weight must be more than 0"),
         ({"evaluate": "gsm8k*2"}, "data.evaluate = .*leave out the weights"),
         ({"system": "Hi"}, "data.system = 'Hi': does nothing without"),
@@ -206,6 +224,32 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
 def test_impossible_configs(make, fields, text):
   with pytest.raises(ConfigError, match=text):
     check(make(**{"ngram": 0} | fields))
+
+
+def test_two_sources_with_columns_and_choices_of_their_own(
+    make, tmp_path, monkeypatch
+):
+  """ARC's rows name labels, MMLU's count from 0, and the config may say so."""
+  options = ["red", "green", "blue", "white"]
+  arc = {"stem": "Arc?", "options": {"label": [*"ABCD"], "text": options}}
+  mmlu = {"Question": "Mmlu?", "choices": options, "answer": 1}
+  paths = [
+      write(tmp_path / "arc.jsonl", [arc | {"answerKey": "D"}]),
+      write(tmp_path / "mm@lu.jsonl", [mmlu]),
+  ]
+  columns = (
+      "arc.jsonl: question=stem,choices=options,answer=answerKey;"
+      " mm@lu.jsonl: choices=choices"
+  )
+  real = "rl_reason.verifiers.choice"
+  monkeypatch.setitem(verifiers.KINDS, "choice", real)
+  c = make(evaluate=",".join(paths), kind="choice", columns=columns)
+  mark = "mm@lu.jsonl: .*set data.answer_as to index0 or index1 .index0"
+  with pytest.raises(DataError, match=mark):
+    run(c, tmp_path / "a")
+  c.data.answer_as = "mm@lu.jsonl=index0"
+  place = run(c, tmp_path / "b")
+  assert [x.answer for x in rows(place, "evaluate")] == ["D", "B"]
 
 
 def test_real_data_need_a_tokenizer(make):

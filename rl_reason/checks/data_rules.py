@@ -9,7 +9,7 @@ from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
-from rl_reason.data import datasets, templates
+from rl_reason.data import datasets, known_sets, templates
 from rl_reason.tasks import given
 
 
@@ -151,12 +151,23 @@ def files(c) -> Iterator[Rule]:
     yield "data.evaluate", (
         "sets are evaluated separately: leave out the weights"
     )
-  for name in filter(None, datasets.assignments(d.kind)):
-    if not any(name in source.names for source, _ in train + evaluate):
-      yield "data.kind", (
-          f"{name!r} is no file of data.train or data.evaluate; known sets have"
-          " a kind of their own"
-      )
+  for field, own, what in (
+      ("data.kind", datasets.assignments(d.kind), "a kind"),
+      ("data.answer_as", datasets.assignments(d.answer_as), "choices"),
+      ("data.columns", datasets.own_columns(d.columns), "columns"),
+  ):
+    for name in filter(None, own):
+      if not any(name in source.names for source, _ in train + evaluate):
+        yield field, (
+            f"{name!r} is no file of data.train or data.evaluate; known sets"
+            f" have {what} of their own"
+        )
+  chosen = [datasets.columns(d.columns, x) for x, _ in train + evaluate]
+  if d.answer_as != known_sets.DETECT and not any(x["choices"] for x in chosen):
+    yield "data.answer_as", (
+        "no choices are named, as in data.columns = 'choices=options':"
+        f" name them, or set {known_sets.DETECT!r}"
+    )
   styles = datasets.assignments(d.template).values()
   if d.paraphrases > 1 and templates.PUBLISHED in styles:
     yield "data.paraphrases", (

@@ -91,11 +91,7 @@ class _Source:
     self.columns: Mapping[str, Any] = {}
     self._screen = screening.Screen(c.data, pool)
     self._tally = Tally(source.text, use, "")
-    self._rows = datasets.examples(
-        source,
-        datasets.columns(c.data.columns),
-        datasets.kind_of(c.data.kind, source),
-    )
+    self._rows = datasets.examples_of(c.data, source)
     self._problem = ""
     self._begun = self._next(1)
 

@@ -18,7 +18,7 @@ from rl_reason.checks.content import content
 MODEL, TOKENIZER = "origin/model", "origin/tokenizer"
 MAX_NAME = 80  # characters
 NO_SOURCE = ",*(@"  # refused in paths of sources and of reward models
-ENDS_SOURCE = ",@"  # of these, what the path of a source never has
+ENDS_SOURCE = ","  # what the path of a source never has
 
 
 def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:

@@ -43,6 +43,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.evaluate": lambda c: facts.sources(c, "evaluate"),
     "data.columns": lambda c: datasets.columns(c.data.columns),
     "data.kind": _kinds,
+    "data.answer_as": lambda c: datasets.meanings(c.data.answer_as),
     "data.template": lambda c: templates.choose(c.data.template, ""),
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,

@@ -20,7 +20,10 @@ datasets does.
 
 import difflib
 import fnmatch
+import functools
+import itertools
 import math
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,6 +142,9 @@ class Source(NamedTuple):
     return bool(self.name) and self.split != "train"
 
 
+_HUB = r"[\w-][\w.-]*/[\w.-]+"
+
+
 def parse(text: str, default_split: str = "train") -> Source:
   """Parses a source, without asking the hub or listing directories.
 
@@ -153,7 +159,9 @@ def parse(text: str, default_split: str = "train") -> Source:
   """
   head, at, path = text.partition("@")
   name, _, split = head.partition(":")
-  if name in KNOWN:
+  # A path may have an @, too: data@v2/rows.jsonl.
+  is_path = os.path.exists(text) and not os.path.exists(path)
+  if name in KNOWN and not (at and is_path):
     splits = KNOWN[name].splits
     # The name of a file may contain a split: test.jsonl is not for training.
     named = [x for x in splits if x in pathlib.Path(path).name]
@@ -170,9 +178,6 @@ def parse(text: str, default_split: str = "train") -> Source:
   similar = difflib.get_close_matches(name, KNOWN, 1)
   similar = similar or difflib.get_close_matches(text, near, 1, 0.8)
   hint = f"; did you mean {similar[0]}?" if similar else ""
-  if at:
-    hint = hint or f"; there are {', '.join(KNOWN)}"
-    raise DataError(f"{text}: {name!r} is no known set{hint}")
   if text and pathlib.Path(text).exists():
     stem = pathlib.Path(text).name.partition(".")[0].lower()
     for known, (hub, *_) in KNOWN.items():
@@ -185,7 +190,7 @@ def parse(text: str, default_split: str = "train") -> Source:
     )
     return Source(text, "", split, text)
   place, _, split = text.partition(":")
-  is_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
+  is_hub = re.fullmatch(_HUB, place)
   is_file = suffix(pathlib.Path(place)) in READERS
   local = place and pathlib.Path(place).exists()
   if (
@@ -196,6 +201,11 @@ def parse(text: str, default_split: str = "train") -> Source:
     raise DataError(f"{text}: a file has no splits: leave out :{split}")
   if (is_hub and not is_file) or local:
     return Source(text, "", split, place)
+  if at and re.fullmatch(_HUB, head):
+    hint = f"; hub.revisions = '{head}={path}' names a revision"
+  elif at:
+    hint = hint or f"; there are {', '.join(KNOWN)}"
+    raise DataError(f"{text}: {name!r} is no known set{hint}")
   raise DataError(
       f"{text}: neither a known set, nor a file or directory, nor a hub id"
       f" OWNER/REPOSITORY{hint}"
@@ -251,11 +261,29 @@ def assignments(text: str) -> dict[str, str]:
   return out
 
 
-_ITEMS = re.compile(rf",(?=\s*(?:{'|'.join(COLUMNS)})\s*=)|,\s*$")
+_FIELD = rf"\s*(?:{'|'.join(COLUMNS)})\s*="
+_ITEMS = re.compile(rf",(?={_FIELD})|,\s*$")
+# 'a.jsonl: question=q' begins what is of one source.
+_OWN = re.compile(rf"(?:^|;)\s*([^;={{}}]+?)\s*:(?={_FIELD})")
 
 
-def columns(text: str) -> dict[str, tuple[str, ...]]:
+def own_columns(text: str) -> dict[str, str]:
+  """The parts of data.columns by the names of their sources; '' for the rest.
+
+  Parses 'question=problem; a.jsonl: question=task; b.jsonl: answer=gold'.
+  """
+  rest, *pairs = _OWN.split(text)
+  parts = {"": rest.rstrip("; ")}
+  return parts | dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def columns(
+    text: str, source: Source | None = None
+) -> dict[str, tuple[str, ...]]:
   r"""The columns of each field; parses 'question=problem,answer=meta.result'.
+
+  What the text says of a source by its name, 'a.jsonl: question=task', comes
+  before what it says of all. Without a source, everything is checked.
 
   A column with braces is a template of several columns, in which commas stay
   and \n ends a line: 'question={context}\n\n{question}'. Several columns of
@@ -264,7 +292,19 @@ def columns(text: str) -> dict[str, tuple[str, ...]]:
   Raises:
     DataError: an item is malformed, or names no field.
   """
-  mapping = dict(COLUMNS)
+  parts = own_columns(text)
+  for own in parts.values():
+    _columns(own)  # raises
+  found = _columns(parts[""])
+  for name in source.names if source else ():
+    if name in parts:
+      found |= _columns(parts[name])
+  return COLUMNS | found
+
+
+def _columns(text: str) -> dict[str, tuple[str, ...]]:
+  """The fields that a text maps; see `columns`."""
+  mapping: dict[str, tuple[str, ...]] = {}
   for part in filter(None, (x.strip() for x in _ITEMS.split(text))):
     name, _, source = (x.strip() for x in part.partition("="))
     template = "{" in source
@@ -284,18 +324,39 @@ def columns(text: str) -> dict[str, tuple[str, ...]]:
   return mapping
 
 
-def kind_of(text: str, source: Source) -> str:
-  """The verifier of a source that is no known set.
+def kind_of(text: str, source: Source, usual: str = "math") -> str:
+  """What a field, such as the verifier, is of a source that is no known set.
 
   Args:
     text: 'math', or 'tasks.jsonl=code,math' with names of files.
     source: source of rows.
+    usual: value of the sources that the text does not name.
 
   Raises:
     DataError: the text is malformed.
   """
   given = assignments(text)
-  return given.get(next((x for x in source.names if x in given), ""), "math")
+  return given.get(next((x for x in source.names if x in given), ""), usual)
+
+
+def meanings(text: str) -> dict[str, str]:
+  """How answers name a choice, by source; parses 'index0,a.jsonl=letter'.
+
+  Raises:
+    DataError: the text is malformed, or names no meaning.
+  """
+  known = known_sets.DETECT, *known_sets.MEANINGS
+  given = assignments(text)
+  for value in given.values():
+    if value not in known:
+      raise DataError(f"{value!r} is none of {', '.join(known)}")
+  return given
+
+
+def meaning_of(text: str, source: Source) -> str:
+  """How answers of a source name a choice; see `meanings`."""
+  meanings(text)  # raises
+  return kind_of(text, source, known_sets.DETECT)
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
@@ -379,7 +440,10 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
 
 
 def examples(
-    source: Source, mapping: dict[str, tuple[str, ...]], kind: str
+    source: Source,
+    mapping: dict[str, tuple[str, ...]],
+    kind: str,
+    meaning: str = known_sets.DETECT,
 ) -> Iterator[Example | Malformed]:
   """Yields the rows of a source as examples, in order.
 
@@ -387,9 +451,11 @@ def examples(
     source: source of `parse`.
     mapping: columns of `columns`, for sets that are not known.
     kind: verifier of such sets.
+    meaning: how answers name a choice; see `meaning_of`.
 
   Raises:
-    DataError: no row has a value of a required field.
+    DataError: no row has a value of a required field; or it is not clear which
+      choices are meant.
   """
   known = KNOWN.get(source.name)
   if kind == "code":
@@ -398,7 +464,7 @@ def examples(
   missing = {name: column(*mapping[name]) for name in needed}
   if kind == verifiers.NONE:
     missing.pop("answer", None)
-  known = known or _unknown(source, mapping, kind)
+  known = known or _unknown(source, mapping, kind, meaning)
   seen: dict[str, None] = {}  # columns, in order
   origin = source.name or source.place
   for where, row in read(source):
@@ -435,6 +501,8 @@ def examples(
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
+    except DataError:  # of the whole source
+      raise
     except known_sets.Unclear as e:
       yield Malformed(where, str(e), e.allowed)
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
@@ -459,6 +527,16 @@ def examples(
     )
 
 
+def examples_of(data, source: Source) -> Iterator[Example | Malformed]:
+  """The rows of a source, as the section `data` of the config reads them."""
+  return examples(
+      source,
+      columns(data.columns, source),
+      kind_of(data.kind, source),
+      meaning_of(data.answer_as, source),
+  )
+
+
 def _has(cell: known_sets.Field, row: dict) -> bool:
   """Whether a row has a value of a field."""
   try:
@@ -467,7 +545,9 @@ def _has(cell: known_sets.Field, row: dict) -> bool:
     return False
 
 
-def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
+def _unknown(
+    source: Source, mapping: Mapping, kind: str, meaning: str
+) -> Known:
   """The layout of the rows of a set that is not known."""
   cell = column(*mapping["answer"])
   question, names = column(*mapping["question"]), mapping["choices"]
@@ -479,7 +559,9 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
       )
     answers = mapping["answer"]
     correct = answers[0] if names[1:] and answers[0] in names else ""
-    question, cell = known_sets.choices(question, cell, names, correct)
+    choices = known_sets.Choices(question, cell, names, correct, meaning)
+    detect = functools.cache(lambda: _detected(source, choices))
+    question, cell = choices._replace(detect=detect).fields()
   readers = {"math": known_sets.math_answer(cell), "choice": cell}
   if kind == "code":
     readers["code"] = code_rows.answer(mapping["answer"])
@@ -500,4 +582,46 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
           column(*mapping["response"], *mapping["chosen"]),
       ),
       rejected=column(*mapping["rejected"]),
+  )
+
+
+def _detected(source: Source, choices: known_sets.Choices) -> str:
+  """How the numbers among the answers of a source name a choice.
+
+  Raises:
+    DataError: several meanings fit all answers, or none does.
+  """
+  first, fails = "", {}
+  differ: set[tuple[str, str]] = set()  # meanings with different choices
+  for where, row in read(source):
+    try:
+      given, texts, named = choices.named(known_sets.Row(row or {}))
+    except (KeyError, TypeError, ValueError, AttributeError):
+      continue  # malformed
+    if not (named and known_sets.is_number(given, named)):
+      continue
+    shown = f"{where}, which has {given} of {len(texts)} choices"
+    first = first or shown
+    pairs = itertools.combinations(known_sets.NUMBERS, 2)
+    differ |= {(x, y) for x, y in pairs if named.get(x) != named.get(y)}
+    fails = {x: shown for x in known_sets.NUMBERS if x not in named} | fails
+  fits = [x for x in known_sets.NUMBERS if x not in fails]
+  if fits and differ.isdisjoint(itertools.combinations(fits, 2)):
+    return fits[0]
+  remedy = (
+      " (index0 counts the choices from 0, index1 from 1, text is the text of"
+      " one)"
+  )
+  if fits:
+    raise DataError(
+        f"{source.text}: the answers are numbers, and it is not clear which"
+        f" choices these name, as in {first}: set data.answer_as to"
+        f" {' or '.join(fits)}{remedy}"
+    )
+  against = ", or ".join(
+      f"{name} without {where}" for name, where in fails.items()
+  )
+  raise DataError(
+      f"{source.text}: the answers are numbers, and no way to read them fits"
+      f" all rows: correct the rows, or set data.answer_as to {against}{remedy}"
   )

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason.verifiers import final_answer, thoughts
@@ -253,32 +253,80 @@ def filled(template: str) -> Field:
   return read
 
 
-def choices(
-    question: Field, answer: Field, names: Sequence[str], correct: str = ""
-) -> tuple[Field, Field]:
-  """Reads a question with lettered choices, and the letter of the answer.
+# How an answer names one of the choices: by its label, by its number, counted
+# from 0 or from 1, or by its text.
+MEANINGS = ("letter", "index0", "index1", "text")
+NUMBERS = ("index0", "index1", "text")  # of these, what a number may be
+DETECT = "detect"
+
+
+def meanings(
+    given: str, labels: Sequence[str], texts: Sequence[str]
+) -> dict[str, list[int]]:
+  """The choices that an answer names, for each way to read it.
 
   Args:
-    question: reads the question.
-    answer: reads the label or the text of the correct choice.
-    names: one column for each choice; or the one column that has them, as a
-      list or as {"label", "text"}.
-    correct: the column among `names` that is always correct. The choices are
-      then put into an order that depends on a hash of question and choices.
+    given: the answer.
+    labels: of the choices.
+    texts: of the choices.
 
   Returns:
-    functions that read the question, followed by a line for each choice, and
-    the letter. They raise KeyError where a row lacks a column, and Unclear
-    where it is not clear which choice is meant.
+    for each of MEANINGS with which the answer names a choice, these choices.
+  """
+  label = given.strip("().: ").upper()
+  out = {
+      "letter": [n for n, x in enumerate(labels) if x == label],
+      "text": [n for n, x in enumerate(texts) if x == given],
+  }
+  if given.isdecimal() and label not in labels:
+    for name, first in (("index0", 0), ("index1", 1)):
+      out[name] = [n for n in range(len(texts)) if n == int(given) - first]
+  return {name: found for name, found in out.items() if found}
+
+
+def is_number(given: str, named: Collection[str]) -> bool:
+  """Whether an answer is a number that is no label of a choice."""
+  return given.isdecimal() and "letter" not in named
+
+
+class Choices(NamedTuple):
+  """Reads a question with lettered choices, and the letter of the answer.
+
+  The functions raise KeyError where a row lacks a column, and Unclear where it
+  is not clear which choice is meant.
+
+  Attributes:
+    question: reads the question.
+    answer: reads the answer, which names the correct choice.
+    names: one column for each choice; or the one column that has them, as a
+      list, as {"label", "text"}, or as {"A": text, ...}.
+    correct: the column among `names` that is always correct. The choices are
+      then put into an order that depends on a hash of question and choices.
+    meaning: which of MEANINGS the answers have, or DETECT: each is a label, a
+      text or a number.
+    detect: returns which of MEANINGS the numbers have.
   """
 
-  def read(row) -> tuple[str, str]:
-    asked = text(question(row))
-    labels, texts = _labelled(row, names)
+  question: Field
+  answer: Field
+  names: Sequence[str]
+  correct: str = ""
+  meaning: str = DETECT
+  detect: Callable[[], str] = lambda: DETECT
+
+  def named(self, row: dict) -> tuple[str, list[str], dict[str, list[int]]]:
+    """The answer, the choices, and the `meanings` of the answer."""
+    labels, texts = _labelled(row, self.names)
     if len(texts) < 2:
-      raise Unclear(f"there are no two choices in {', '.join(names)}")
-    if correct:
-      right = texts[names.index(correct)]
+      raise Unclear(f"there are no two choices in {', '.join(self.names)}")
+    given = "" if self.correct else text(self.answer(row))
+    return given, texts, meanings(given, labels, texts)
+
+  def _read(self, row: dict) -> tuple[str, str]:
+    asked = text(self.question(row))
+    given, texts, named = self.named(row)
+    if self.correct:
+      right = texts[self.names.index(self.correct)]
       if texts.count(right) > 1:
         raise Unclear(f"two choices are {right!r}")
       texts.sort(
@@ -286,17 +334,21 @@ def choices(
       )
       found = {texts.index(right)}
     else:
-      given = text(answer(row))
-      found = {n for n, x in enumerate(labels) if x == given.upper()}
-      found |= {n for n, x in enumerate(texts) if x == given}
+      meaning = self.meaning
+      if meaning == DETECT and is_number(given, named):
+        meaning = self.detect()
+      if meaning != DETECT:
+        named = {meaning: named.get(meaning, [])}
+      found = {n for places in named.values() for n in places}
       if len(found) != 1:
-        raise Unclear(
-            f"the answer {given!r} is not the label or the text of one choice"
-        )
+        what = "label or the text" if meaning == DETECT else meaning
+        raise Unclear(f"the answer {given!r} is not the {what} of one choice")
     lines = [f"{a}) {x}" for a, x in zip(_LETTERS, texts, strict=False)]
     return "\n".join([f"{asked}\n", *lines]), _LETTERS[found.pop()]
 
-  return lambda row: read(row)[0], lambda row: read(row)[1]
+  def fields(self) -> tuple[Field, Field]:
+    """Functions that read the question, with its choices, and the letter."""
+    return lambda row: self._read(row)[0], lambda row: self._read(row)[1]
 
 
 _LETTERS = string.ascii_uppercase[:10]  # those that the verifier knows
@@ -310,8 +362,16 @@ def _labelled(row: dict, names: Sequence[str]) -> tuple[list[str], list[str]]:
     raise KeyError(names[cells.index(None)])
   if len(names) == 1:
     [cells] = cells
-    if isinstance(cells, dict):
+    if isinstance(cells, dict) and "text" not in cells and "label" not in cells:
+      # {"A": "red", "B": "green"}, with None for the letters of other rows.
+      labels = [name for name, x in cells.items() if x is not None]
+      cells = [cells[name] for name in labels]
+    elif isinstance(cells, dict):
       labels, cells = cells["label"], cells["text"]
+    elif isinstance(cells, list) and all(isinstance(x, dict) for x in cells):
+      # [{"key": "A", "value": "red"}], or with label and text.
+      labels = [x.get("label", x.get("key", "")) for x in cells]
+      cells = [x.get("text", x.get("value")) for x in cells]
   if not isinstance(cells, list):
     raise Unclear(f"the column {names[0]!r} has no list of choices")
   if len(cells) > len(_LETTERS):
@@ -584,7 +644,7 @@ KNOWN = {
     "gpqa": Known(  # the last subset is the default
         "Idavidrein/gpqa",
         {x: f"*gpqa_{x}*" for x in ("extended", "main", "diamond")},
-        *choices(column("Question"), column(), _GPQA, _GPQA[0]),
+        *Choices(column("Question"), column(), _GPQA, _GPQA[0]).fields(),
         kind="choice",
     ),
     "folio": Known(

@@ -9,6 +9,7 @@ import copy
 import functools
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
+from rl_reason.base import pointers
 from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
@@ -67,6 +69,10 @@ def load(
         path, trust_remote_code=False, revision=revision or "main"
     )
   except Exception as e:  # of any reader of a damaged file
+    files = pathlib.Path(path).glob("token*")
+    for file in sorted(x for x in files if x.is_file()):
+      if why := pointers.problem(file):
+        raise ConfigError(f"tokenizer = {path!r}: {file.name} {why}") from None
     raise ConfigError(
         f"tokenizer = {path!r}: cannot be loaded ({one_line(e)});"
         " give a directory with tokenizer.json, or '' for the built-in one"

@@ -130,18 +130,23 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
     )
   import huggingface_hub  # imported late: takes seconds
 
+  fetch = functools.partial(
+      huggingface_hub.snapshot_download, name, revision=revision
+  )
   patterns = [*model_files.PATTERNS, CONFIG, *COMPANIONS]
   try:
-    fetched = huggingface_hub.snapshot_download(
-        name, revision=revision, allow_patterns=patterns
-    )
+    fetched = pathlib.Path(fetch(allow_patterns=patterns))
+    if names := model_files.missing(fetched):  # that have names of their own
+      fetch(allow_patterns=names)
+  except CheckpointError:
+    return fetched  # `find` names the fault
   except (OSError, ValueError, RuntimeError) as e:
     raise ConfigError(
         f"{label}: there is no such directory, and downloading it from the hub"
         f" failed ({one_line(e)[:MAX_MESSAGE]}); check the name and the"
         " connection, and for a model with restricted access run hf auth login"
     ) from None
-  return pathlib.Path(fetched)
+  return fetched
 
 
 def _match(

@@ -15,10 +15,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from rl_reason.base import pointers
 from rl_reason.base.errors import one_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = ("*.safetensors", INDEX)  # files of weights
+# Files of weights. Repositories of Mistral have the weights a second time, as
+# consolidated.safetensors, and others in precisions of their own or in folders.
+PATTERNS = (SINGLE, "model-*.safetensors", INDEX)
 # Supported dtypes: name in the file -> name in NumPy, torch and config.json.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -76,15 +79,8 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
         f"has neither {SINGLE} nor {INDEX}; pickles (*.bin, *.pt) can run code"
         " and are not read: convert them by save_pretrained of transformers"
     )
-  weight_map = read_json(path / INDEX).get("weight_map")
-  if not isinstance(weight_map, dict) or not all(
-      isinstance(x, str) and x == pathlib.PurePath(x).name
-      for x in weight_map.values()
-  ):
-    raise CheckpointError(
-        f"{INDEX}: weight_map must map tensors to file names; download it again"
-    )
   tensors: dict[str, Tensor] = {}
+  weight_map = _weight_map(path)
   for file in sorted(set(weight_map.values())):
     if not (path / file).is_file():
       raise CheckpointError(f"{INDEX}: {file} is missing; download it again")
@@ -103,9 +99,36 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
   return tensors
 
 
+def missing(path: pathlib.Path) -> list[str]:
+  """Files that the index of a directory names, if any, and that are not there.
+
+  Raises:
+    CheckpointError: the index is damaged.
+  """
+  if (path / SINGLE).is_file() or not (path / INDEX).is_file():
+    return []
+  names = sorted(set(_weight_map(path).values()))
+  return [name for name in names if not (path / name).is_file()]
+
+
+def _weight_map(path: pathlib.Path) -> dict[str, str]:
+  """The index of a directory: name of a tensor -> name of its file."""
+  weight_map = read_json(path / INDEX).get("weight_map")
+  if not isinstance(weight_map, dict) or not all(
+      isinstance(x, str) and x == pathlib.PurePath(x).name
+      for x in weight_map.values()
+  ):
+    raise CheckpointError(
+        f"{INDEX}: weight_map must map tensors to file names; download it again"
+    )
+  return weight_map
+
+
 def _header(file: pathlib.Path) -> dict[str, Tensor]:
   """Reads the header of one file."""
   tensors = {}
+  if why := pointers.problem(file):
+    raise CheckpointError(f"{file.name}: {why}")
   try:
     with safetensors.safe_open(file, framework="numpy") as f:
       for name in f.keys():

@@ -91,9 +91,7 @@ class _Preparation:
 
   def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
     """Yields the rows of a source that pass, and counts the others."""
-    mapping = datasets.columns(self._data.columns)
-    kind = datasets.kind_of(self._data.kind, source)
-    examples = datasets.examples(source, mapping, kind)
+    examples = datasets.examples_of(self._data, source)
     while batch := list(itertools.islice(examples, AHEAD)):
       # Workers verify the reference answers, and the responses that SFT would
       # imitate, of the whole batch meanwhile.
