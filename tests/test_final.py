@@ -1,6 +1,9 @@
 """The final answer of a response: what announces it, and what retracts it."""
 
+import re
+
 import pytest
+from conftest import ROOT
 
 from rl_reason.verifiers import math
 
@@ -137,3 +140,43 @@ def test_the_answer_is_verbatim():
   assert math.answer("Answer: $x = 5$.") == "$x = 5$"
   assert math.answer("") is None
   assert math.answer("\\boxed{" + "1" * 5000 + "}") is None
+
+
+# --- sentences without a marker ----------------------------------------------
+
+SENTENCES = [
+    re.split(" (==|!=) ", line, maxsplit=1)
+    for line in (ROOT / "tests/sentences.txt").read_text().splitlines()
+    if not line.startswith("# ")
+]
+
+
+@pytest.mark.parametrize(("reference", "sign", "sentence"), SENTENCES)
+def test_sentences_state_one_value_or_none(reference, sign, sentence):
+  assert math.verify(sentence, reference) is (sign == "==")
+
+
+def test_the_last_row_of_a_formula_is_an_answer():
+  aligned = "So\n\\begin{align*}\nx + 1 &= 43 \\\\\n%s\n\\end{align*}"
+  assert math.verify(aligned % "x &= 42.", "42")
+  assert math.verify(aligned % "&= 6\\cdot 7 = 42", "42")
+  assert math.verify("Hence\n\\[\n6 \\cdot 7 = 42.\n\\]", "42")
+  assert not math.verify(aligned % "2x &= 42", "42")
+
+
+def test_a_sentence_of_a_curve_states_no_value():
+  for text in ("The line is $x + y = 42$.", "The equation is $2x - y = 42$."):
+    assert not math.verify(text, "42")
+  assert math.verify("The sum is $a + b = 42$.", "42")
+  for text in ("m+n = 42", "a + b + c = 42", "|z|^2 + w = 42", "\\sin x = 42"):
+    assert math.verify(f"\\boxed{{{text}}}", "42"), text
+  for text in ("2x = 42", "x^2 = 42", "m + n = 40 + 1", "m + n > 42"):
+    assert not math.verify(f"\\boxed{{{text}}}", "42"), text
+  assert not math.verify("\\boxed{42}", "m + n = 42")
+
+
+def test_formatting_around_a_value_is_no_part_of_it():
+  for text in ("\\mathbf{\\frac{84}{2}}", "\\boldsymbol{6 \\cdot 7}"):
+    assert math.verify(f"\\boxed{{{text}}}", "42"), text
+  for copy in ("40\u00a0m or so", "May\u202f5th, noon", "5\u2009\u2264 ?"):
+    assert math.equal(copy, copy), copy

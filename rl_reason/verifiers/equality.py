@@ -9,6 +9,7 @@ import re
 from fractions import Fraction
 
 from rl_reason.verifiers import bound_variables, numeric, real_sets, units
+from rl_reason.verifiers.lexer import TRIGONOMETRIC
 from rl_reason.verifiers.real_sets import FLIPPED, is_number
 from rl_reason.verifiers.value_types import (
     EMPTY,
@@ -336,6 +337,24 @@ def _assigned(relation: Relation):
   return None
 
 
+def _asked(relation: Relation) -> bool:
+  """Whether a response gives a value to what was asked for: `m + n = 113`.
+
+  The left side has several variables, or is a function of them, so that it is
+  no equation to be solved. `x - y = 0` is an equation.
+  """
+  left, right = relation.sides[0], relation.sides[-1]
+  if set(relation.ops) != {"="} or type(left) is not tuple:
+    return False
+  if not is_number(right) or numeric.exact(right) == 0:
+    return False
+  function = left[0] in TRIGONOMETRIC or left[0] == "abs"
+  if len(numeric.names(left)) < (1 if function else 2):
+    return False
+  numbers = [side for side in relation.sides if is_number(side)]
+  return all(numeric.equal(side, right) for side in numbers)
+
+
 def _as_set(value):
   """Inequalities in one variable as intervals, a list of them as a union."""
   if isinstance(value, Seq) and value.brackets in ("", "cup"):
@@ -382,6 +401,8 @@ def _same_relations(a, b) -> bool:
     if sides and is_expression(b) and numeric.names(b) and set(a.ops) == {"="}:
       if all(is_expression(x) and numeric.equal(x, b) for x in sides):
         return True  # (x - 1) (x + 1) = x^2 - 1
+    if isinstance(a, Relation) and _asked(a) and is_number(b):
+      return numeric.equal(a.sides[-1], b)
     values = [_assigned(x) if isinstance(x, Relation) else x for x in (a, b)]
     return None not in values and same(*values)
   a = bound_variables.renamed(a, b)

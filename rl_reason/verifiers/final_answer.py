@@ -10,6 +10,8 @@ end of its last sentence.
 
 import re
 
+from rl_reason.verifiers import sentences
+
 # Longer texts are cut at the start, since the answer is at the end.
 MAX_TEXT = 200_000
 MAX_ANSWER = 2_000
@@ -24,7 +26,20 @@ _MARKER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SPECIAL = re.compile(r"<\|\w{1,40}\|>|</s>|<eos>")
-_SENTENCE = re.compile(r"(?<=[.?])\s+(?=[A-Z*$])")
+_PICTURES = re.compile(
+    "[\u220e\u25a0\u25a1\u2600-\u27bf\u2b50\ufe0f\U0001f000-\U0001faff\\s]+$"
+)
+_STEPS = re.compile(r"<<[^<>\n]{1,200}=[^<>\n]{1,40}>>")  # of GSM8K
+# A formula on lines of its own at the end of a response.
+_DISPLAY = re.compile(
+    r"\\\[(?:(?!\\\]).)*\\\]$|\$\$[^$]*\$\$$"
+    r"|\\begin\{(?P<name>(?:align|gather|equation|eqnarray)(?:ed)?\*?)\}"
+    r"(?P<rows>(?:(?!\\begin).)*)\\end\{(?P=name)\}(?:\s*(?:\\\]|\$\$))?$",
+    re.DOTALL,
+)
+_SENTENCE = re.compile(
+    r"(?<=[.?])(?<!\b[MD][rs]\.)(?<!\bMrs\.)(?<!\bSt\.)\s+(?=[A-Z*$])"
+)
 # Remarks that may follow an answer on its line.
 _AFTER = re.compile(
     r"(?:[,;\u2014]|--?|(?<!\s))\s+(?:"
@@ -35,7 +50,8 @@ _AFTER = re.compile(
 )
 _TAIL = re.compile(
     r"(?:[,;\u2014]|--?|(?<!\s))\s+(?:"
-    r"(?:in (?:total|all)|altogether|overall|left|remaining)[.!]*$"
+    r"(?:in (?:total|all)|altogether|overall"
+    r"|(?:(?:is|are|was|were|(?:will )?be) )?(?:left|remaining))[.!]*$"
     r"|(?:and )?not [$\\(]{0,3}-?\d[\d.,]*[$\\)]*\.?$)",
     re.IGNORECASE,
 )
@@ -58,6 +74,13 @@ _FORMULA = re.compile(
     r"|\\[a-zA-Z]+(?![a-zA-Z])|\\[^a-zA-Z]|[^a-zA-Z,\\])*)",
     re.DOTALL | re.IGNORECASE,
 )
+# "The line is x + y = 42": an equation of two variables, and no value.
+_CURVE = re.compile(
+    r"\b(?:line|plane|curve|circle|parabola|ellipse|hyperbola|locus|graph"
+    r"|sphere|equation|asymptote|tangent)\b[^=\d$\\]*(?:is|are|get|have)\s",
+    re.IGNORECASE,
+)
+_EQUATION = re.compile(r"[^=]*[-+*/^\d][^=]*=")
 _DENIED = re.compile(r"\bnot\b|n't\b|\b(?:never|cannot|can't)\b", re.IGNORECASE)
 
 # --- words that retract an answer ---------------------------------------------
@@ -89,7 +112,7 @@ _VALUE = re.compile(
 )
 # "not 5 but 6", "not 5, it is 6"; "x = 5 or x = 6"; "\boxed{5} or \boxed{6}".
 _RATHER = re.compile(r"(?:\bbut|[,;]\s*it(?:'s|\s+is))\s+(.+)", re.DOTALL)
-_EITHER = re.compile(r"\bor\b[^,;:]*$", re.IGNORECASE)
+_EITHER = re.compile(r"[\d$)}]\W*(?:[a-z]+\s+)?\bor\b[^,;:]*$", re.IGNORECASE)
 _LIST = re.compile(
     r"\$?[a-z]\w{0,3}\s*=[^=]+\b(?:or|and)\s+\$?[a-z]\w{0,3}\s*=[^=]+$"
 )
@@ -120,12 +143,15 @@ def box(text: str, start: int = 0) -> str | None:
 
 def _line(text: str) -> str:
   """The first non-empty line; a displayed formula counts as one line."""
+  whole = text
   text = text.lstrip("\\*_ \t\r\n" if text[:2] == "\\ " else "*_ \t\r\n")
+  bold = "**" in whole[: len(whole) - len(text)]
   for opening, closing in ((r"\[", r"\]"), ("$$", "$$")):
     if text.startswith(opening):
       end = text.find(closing, 2)
       return text[2:end] if end > 0 else ""
-  return text.partition("\n")[0]
+  line = text.partition("\n")[0]
+  return line.replace("**", "", 1) if bold else line
 
 
 def _tidy(text: str) -> str | None:
@@ -133,14 +159,28 @@ def _tidy(text: str) -> str | None:
   text = text.strip()
   if len(text) > MAX_ANSWER:  # before the loop, which is quadratic
     return None
+  text = _PICTURES.sub("", text)
   text = _STRONG.sub(r"\1", text)
   while True:
     shorter = re.sub(r"^\*\*|\*\*$|\.$|^=(?![=>])", "", text).strip()
+    shorter = re.sub(r"[.,;]\s*(\$+|\\[\])])$", r"\1", shorter)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "*_`\"'":
       shorter = text[1:-1].strip()
     if shorter == text:  # a "!" stays: it may be a factorial
       return text or None
     text = shorter
+
+
+def _last_row(shown: re.Match) -> str:
+  """A displayed formula on one line; of aligned equations the last one."""
+  if not shown["name"]:
+    return shown[0].replace("\n", " ")
+  text = re.sub(r"&|\\(?:Rightarrow|q?quad)(?![a-z])", " ", shown["rows"])
+  rows = [x for x in (row.strip(" .,\n") for row in text.split("\\\\")) if x]
+  if not rows:
+    return shown[0]
+  sides = rows[-1].split("=")
+  return f"\n${sides[-1] if len(sides) > 2 or not sides[0] else rows[-1]}$"
 
 
 def _phrase(text: str) -> str | None:
@@ -155,7 +195,10 @@ def final(text: str) -> str | None:
   Neither the content of `<think>...</think>` nor a retracted answer counts.
   """
   text = text[-MAX_TEXT:].rpartition("</think>")[2]
-  text = _SPECIAL.sub("\n", text).rstrip()
+  text = _STEPS.sub("", _SPECIAL.sub("\n", text)).rstrip()
+  if text.endswith(("\\]", "$$", "}")):
+    shown = _DISPLAY.search(text, max(0, len(text) - MAX_ANSWER))
+    text = text[: shown.start()] + _last_row(shown) if shown else text
   options = text.rfind("\nB:")  # an "A:" before it is an option, not an answer
   markers = [
       marker
@@ -256,7 +299,7 @@ def _announced(text: str, marker) -> str | None:
     return found
   verb = re.match(r".*\b(?:is|are|equals)\s+(.+)", found, re.DOTALL)
   if not verb:  # `x is 5` is 5, but a formula stays
-    return found
+    return sentences.value(found) or found
   return None if _DENIED.search(found) else _tidy(verb[1])
 
 
@@ -272,14 +315,27 @@ def _unmarked(text: str) -> str | None:
   words = _words(text)
   if not words or (words < 5 and not _VERB.fullmatch(text)):
     so = _SO.match(lines[-1])
-    return _tidy(lines[-1][so.end() if so else 0 :])
+    found = lines[-1][so.end() if so else 0 :]
+    if words < 2 or sentences.denied(found):
+      return _tidy(found)
+    return _tidy(sentences.value(found) or found)
   last = _TAIL.sub("", _SENTENCE.split(lines[-1])[-1])
-  if len(last) > MAX_ANSWER or _DENIED.search(last):
+  if len(last) > MAX_ANSWER or sentences.denied(last):
     return None
-  several = _LIST.search(last)
+  clause = sentences.clause(sentences.without_remark(last))
+  if clause is None:
+    return None
+  several = _LIST.search(clause)
   if several:
     return _tidy(several[0])
-  match = _FORMULA.fullmatch(last) or _VERB.fullmatch(last)
-  if match and _EITHER.search(last[: match.start(1)]):
+  match = _FORMULA.fullmatch(clause) or _VERB.fullmatch(clause)
+  if match and _EITHER.search(clause[: match.start(1)]):
     return None
-  return _tidy(match[1] if match else last)
+  found = match[1] if match and re.search(r"\w", match[1]) else clause
+  curve = _CURVE.search(clause)
+  if match and curve and _EQUATION.match(match[1]):
+    return _tidy(clause[curve.start() :])
+  cut = found.count("$") % 2 or "\\)" in found or "\\]" in found
+  if _words(found) or "=" in found or cut:  # words, or a part of a formula
+    found = sentences.value(clause) or found
+  return _tidy(found)

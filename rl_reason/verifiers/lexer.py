@@ -82,14 +82,14 @@ _PLAIN = FUNCTIONS | frozenset(
     "pi sqrt infinity oo inf abs arcsin arccos arctan ln theta cup union"
     " alpha beta lambda floor ceil".split()
 )
-_STYLES = (
+STYLES = (
     r"text|mbox|hbox|bm|boldsymbol|textbf|textit|textrm|mathrm|mathbf|mathit"
     r"|mathsf"
 )
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
     r"|(?P<number>\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d{1,4}(?![\d.]))?|\.\d+)"
-    rf"|(?P<text>\\(?:{_STYLES})\s*\{{[^{{}}]*\}})"
+    rf"|(?P<text>\\(?:{STYLES})\s*\{{[^{{}}]*\}})"
     r"|(?P<command>\\[a-zA-Z]+)"
     r"|(?P<word>[a-zA-Z]+)"
     r"|(?P<symbol>\\\\|\\[{}|%$]|\*\*|<=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!%$&'])",
@@ -182,7 +182,7 @@ def clean(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas, not money
   text = text.strip()
   text = _REVERSED.sub(_interval, text)
-  wrapped = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
+  wrapped = re.fullmatch(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", text)
   text = (wrapped[1] if wrapped else text).strip()
   if _COMMAS.fullmatch(text) or not re.search(r"[(\[{]", text):
     text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)

@@ -34,6 +34,7 @@ Conventions where reasonable people differ:
 
 import functools
 import re
+import unicodedata
 from fractions import Fraction
 
 from rl_reason.verifiers import (
@@ -90,6 +91,12 @@ def _plain(text: str) -> Fraction | None:
   return lexer.decimal(text.strip().strip("$").strip())
 
 
+def _is_space(char: str) -> bool:
+  """Whether a character is a space, if perhaps a no-break or invisible one."""
+  invisible = char in "\n\t\u200b\u2060\ufeff"
+  return invisible or unicodedata.category(char) == "Zs"
+
+
 def equal(found: str, reference: str) -> bool:
   """Whether two answers are the same; False if one cannot be parsed."""
   reference = _reference(reference)
@@ -99,7 +106,7 @@ def equal(found: str, reference: str) -> bool:
   if not found.strip() or not reference.strip():
     return False
   if found.strip() == reference.strip():
-    return all(c.isprintable() or c in "\n\t" for c in found)
+    return all(c.isprintable() or _is_space(c) for c in found)
   try:
     values = parser.read(found), _read_reference(reference)
   except _UNDECIDED:

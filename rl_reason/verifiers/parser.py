@@ -51,6 +51,7 @@ _DECORATIONS = frozenset(
 _MARKS = {"'": "prime", "prime": "prime", "*": "star", "top": "transposed"}
 _RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in", "approx")
 _INEQUALITIES = frozenset(("!=", "<", ">", "<=", ">="))
+_STYLES = frozenset(lexer.STYLES.split("|"))
 _CHOSEN = ("max", "min", "gcd", "lcm")
 
 
@@ -514,6 +515,8 @@ class _Parser:
       return op(name, self.group())
     if name == "begin":
       return self.matrix()
+    if name in _STYLES and self.peek("{"):
+      return self.group()
     if name in ("sum", "prod"):
       return self.repeated("+" if name == "sum" else "*")
     if name in _CHOSEN and self.peek("(", "\\{", "{"):

@@ -153,6 +153,13 @@ _REWRITES = [
             r" (?=[a-z] ?(?:[<>]|\\[gl]e|\\n?eq))",
             "",
         ),
+        # An equation of a curve states no value.
+        (
+            r"^(?:the )?(?:line|plane|curve|circle|parabola|ellipse|hyperbola"
+            r"|locus|graph|sphere|equation|asymptote|tangent)\b[a-zA-Z' ]*"
+            r" (?:is|are|get|have) (\S[^=]*)=([^=]+)$",
+            r"\1 - ( \2 ) = 0",
+        ),
         # Words before or after a value that do not change it.
         (
             r"^(?:only|exactly|precisely|a total of|(?:[a-zA-Z]|[Tt]he [a-z]+)"
