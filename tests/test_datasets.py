@@ -133,6 +133,12 @@ WRITERS = {
             "data": [list(x.values()) for x in rows],
         })
     ),
+    "viewer.json": lambda path, rows: path.write_text(
+        json.dumps({
+            "features": [{"name": "question"}],
+            "rows": [{"row_idx": i, "row": row} for i, row in enumerate(rows)],
+        })
+    ),
     "ids.json": lambda path, rows: path.write_text(
         json.dumps({f"id-{i}": row for i, row in enumerate(rows)})
     ),
@@ -274,7 +280,7 @@ def test_cells_of_a_table(tmp_path):
 )
 def test_tables_of_other_programs(tmp_path, header):
   path = tmp_path / "x.csv"
-  path.write_bytes(f'{header}"1; 2?";1,5\r\n\r\n3?;4\r\n'.encode())
+  path.write_bytes(f'\r\n{header}"1; 2?";1,5\r\n\r\n3?;4\r\n'.encode())
   rows = [row for _, row in read(path)]
   assert rows == [
       {"question": "1; 2?", "answer": "1,5"},
@@ -318,6 +324,15 @@ def test_what_cannot_be_read_names_its_remedy(tmp_path, name, data, words):
     read(tmp_path / name)
   assert words in str(error.value) and str(tmp_path / name) in str(error.value)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", " \n"])
+def test_files_without_rows(tmp_path, text):
+  for name in ("x.json", "x.jsonl", "x.csv"):
+    (tmp_path / name).write_text(
+        text if name == "x.json" else text.strip("{}[]")
+    )
+    assert read(tmp_path / name) == []
 
 
 def test_an_archive_of_several_files_is_unzipped_by_the_user(tmp_path):

@@ -415,6 +415,45 @@ def test_chats_of_other_layouts(tmp_path, row, question, turns, response):
   assert one.response == response
 
 
+def test_a_system_turn_in_a_column(tmp_path):
+  row = {"conversations": [HUMAN, GPT], "system": " Be short.", "tools": ""}
+  other = {"question": "Two?", "answer": "2", "system": "Linux"}
+  path = write(tmp_path, row, row | {"system": ""}, other)
+  first, *rest = examples(path)
+  assert list(first.turns) == [SYSTEM] and not any(x.turns for x in rest)
+  chat = [{"from": "system", "value": "Mine."}, HUMAN]
+  [one] = examples(write(tmp_path, row | {"conversations": chat}), kind="none")
+  assert [x["content"] for x in one.turns] == ["Mine."]
+
+
+def test_cells_of_csv_that_are_json(tmp_path):
+  """As pandas writes a set in the format of verl."""
+  path = tmp_path / "x.csv"
+  rows = [
+      {
+          "prompt": json.dumps([SYSTEM, TURN]),
+          "reward_model": json.dumps({"ground_truth": "2"}),
+          "options": json.dumps(["1", "2"]),
+      },
+      {"prompt": "[{1}] is a set.", "reward_model": "{", "options": "1"},
+      {"prompt": str([TURN]), "reward_model": "", "options": "[]"},
+      {"prompt": '[{"a": 1}] has a key?', "reward_model": "", "options": ""},
+  ]
+  with path.open("w", newline="") as file:
+    writer = csv.DictWriter(file, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+  first, text, malformed, key = examples(path)
+  assert (first.question, first.answer) == ("Two?", "2")
+  assert list(first.turns) == [SYSTEM]
+  assert text.question == "[{1}] is a set." and text.answer == ""
+  assert "are JSON, with double quotes" in malformed.why
+  assert key.question == '[{"a": 1}] has a key?'
+  columns = "choices=options,answer=reward_model.ground_truth"
+  [one, *_] = examples(path, columns, "choice", "text")
+  assert one.question.endswith("A) 1\nB) 2") and one.answer == "B"
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
@@ -474,8 +513,8 @@ def test_answers_inside_of_a_column(tmp_path, mapping, answer):
   path = write(tmp_path, row)
   assert examples(path, mapping)[0].answer == answer
   for column, why in (
-      ("gold", "an object with value, aliases, each named with a dot"),
-      ("gold.aliases", "a list, whose items are named .0, .1"),
+      ("gold", "an object: data.columns names a part, COLUMN.value"),
+      ("gold.aliases", "a list: data.columns names an item, COLUMN.0"),
   ):
     [malformed] = examples(path, f"answer={column}")
     assert why in malformed.why

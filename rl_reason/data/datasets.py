@@ -477,7 +477,9 @@ def examples(
       seen |= dict.fromkeys(row)
       missing = {x: cell for x, cell in missing.items() if not _has(cell, row)}
     try:
-      turns, question, reply = known_sets.chat(known.question(row))
+      turns, question, reply = known_sets.chat(
+          known.question(row), row.get("system")
+      )
       if "<image>" in question and (row.get("images") or row.get("image")):
         raise known_sets.Unclear(
             "the question has an image, and only text is read"

@@ -58,9 +58,10 @@ def text(cell) -> str:
   if isinstance(cell, bytes):
     cell = cell.decode()
   if isinstance(cell, dict):
-    raise TypeError(f"an object with {', '.join(cell)}, each named with a dot")
+    part = next(iter(cell), "a")
+    raise TypeError(f"an object: data.columns names a part, COLUMN.{part}")
   if isinstance(cell, list):
-    raise TypeError("a list, whose items are named .0, .1, ...")
+    raise TypeError("a list: data.columns names an item, COLUMN.0")
   if not isinstance(cell, str | int | datetime.date | datetime.time):
     raise TypeError(f"{type(cell).__name__} is no text")
   stripped = str(cell).strip()
@@ -120,12 +121,14 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
   return turn
 
 
-def chat(cell) -> tuple[tuple[dict, ...], str, str]:
+def chat(cell, system: Any = None) -> tuple[tuple[dict, ...], str, str]:
   """Splits a prompt and the response that may follow it.
 
   Args:
     cell: a text, or the turns of a chat: {"role", "content"} each, or
       {"from", "value"}.
+    system: text of a system turn, which ShareGPT has in another column; or any
+      other value.
 
   Returns:
     the turns before the question; the question, which is the last turn of the
@@ -134,9 +137,14 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   Raises:
     TypeError, ValueError: the cell is neither text nor a chat with a question.
   """
+  if isinstance(cell, str) and cell.lstrip().startswith("[{"):
+    cell = _chat_of_text(cell)
   if not (isinstance(cell, list) and cell and isinstance(cell[0], dict)):
     return (), text(cell), ""
   turns = [_turn(x) for x in cell]
+  if isinstance(system, str) and system.strip():
+    if turns[0].get("role") != "system":
+      turns.insert(0, dict(role="system", content=system.strip()))
   for turn in turns:
     if not {"role", "content"} <= turn.keys():
       raise ValueError("a turn of a chat has a role and a content")
@@ -148,6 +156,30 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
     raise ValueError("the last turn of a prompt is not the user's")
   question = text(turns.pop()["content"])
   return tuple(turns), question, text(spoken(reply)) if reply else ""
+
+
+def _parsed(cell: Any) -> Any:
+  """The list or the object that a text consists of, as in CSV; or the cell."""
+  if not (isinstance(cell, str) and cell.lstrip().startswith(("[", "{"))):
+    return cell
+  try:
+    return json.loads(cell)
+  except (ValueError, RecursionError):
+    return cell
+
+
+def _chat_of_text(cell: str) -> Any:
+  """The turns that a text of CSV consists of; the text if these are no turns.
+
+  Raises:
+    Unclear: the turns are not written as JSON.
+  """
+  found = _parsed(cell)
+  if found is cell and re.match(r"\s*\[\{'(role|content|from|value)'", cell):
+    raise Unclear("the turns of a chat in a text are JSON, with double quotes")
+  keys = found[0].keys() if isinstance(found, list) else ()
+  is_chat = {"role", "content"} <= {*keys} or {"from", "value"} <= {*keys}
+  return found if is_chat else cell
 
 
 class Row(dict):
@@ -177,6 +209,7 @@ def _cell(row: dict, name: str) -> Any:
     return row[name]
   cell: Any = row
   for part in name.split("."):
+    cell = _parsed(cell)
     if isinstance(cell, list) and part.isdigit():
       cell = cell[int(part)] if int(part) < len(cell) else None
     else:
@@ -361,7 +394,7 @@ def _labelled(row: dict, names: Sequence[str]) -> tuple[list[str], list[str]]:
   if None in cells:
     raise KeyError(names[cells.index(None)])
   if len(names) == 1:
-    [cells] = cells
+    cells = _parsed(cells[0])
     if isinstance(cells, dict) and "text" not in cells and "label" not in cells:
       # {"A": "red", "B": "green"}, with None for the letters of other rows.
       labels = [name for name, x in cells.items() if x is not None]

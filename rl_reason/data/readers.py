@@ -141,7 +141,10 @@ def json_rows(
     elif len(values) == 1 and isinstance(values[0], list):
       [values] = values
     for number, row in enumerate(values, 1):
-      yield number, row if isinstance(row, dict) else None
+      row = row if isinstance(row, dict) else None
+      if row and row.keys() >= {"row_idx", "row"}:  # the hub's dataset viewer
+        row = row["row"]
+      yield number, row
     return
   if strict:
     raise DataError(f"{path}: has no splits: leave out :{split}")
@@ -210,6 +213,8 @@ def _list_of(path, value: dict[str, Any], split: str, strict: bool) -> list:
     )
   if len(value) == len(lists) == 1:
     return value[lists[0]]
+  if not value:
+    return []
   if any(
       not isinstance(x, list | dict) or _are_turns(x) for x in value.values()
   ):
@@ -266,7 +271,7 @@ def _csv(path) -> Numbered:
       _bytes(path) as file,
       io.TextIOWrapper(file, encoding, newline="") as text,
   ):
-    first = text.readline()
+    first = next((x for x in text if x.strip()), "")
     if named := re.fullmatch(r"sep=(.)\s*", first):  # Excel reads this line
       first = text.readline()
     lines = itertools.chain([first], text)
@@ -404,8 +409,8 @@ def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
   except UnicodeDecodeError as e:
     raise DataError(
         f"{path}: is not {e.encoding.upper()} (byte 0x{e.object[e.start]:02x}):"
-        " convert it, as with iconv -f LATIN1 -t UTF-8; if it is damaged,"
-        " fetch it again"
+        " convert it, as with iconv -f LATIN1 -t UTF-8 (WINDOWS-1252 for a"
+        " file of Excel); if it is damaged, fetch it again"
     ) from None
   except Exception as e:  # every library has its own exceptions
     raise DataError(

@@ -151,7 +151,8 @@ class _Shared:
     """Adds the words that these questions of one set share.
 
     Returns:
-      runs of such words -> the number of distinct questions that have them.
+      runs of such words -> the number of distinct questions that have them;
+      the run that most text consists of comes first.
     """
     distinct = [*dict.fromkeys(map(_plain, questions))]
     # All of two or three questions; one question shares nothing.
@@ -174,7 +175,8 @@ class _Shared:
     for x in words:
       found = _spans(self._marks(x))
       spans.update({" ".join(x[first : last + 1]) for first, last in found})
-    return {run: n for run, n in spans.most_common() if n >= least}
+    by_size = sorted(spans.items(), key=lambda x: -x[1] * len(x[0]))
+    return {run: n for run, n in by_size if n >= least}
 
   def _marks(self, words: list[str]) -> list[bool]:
     """Whether each word is in a run that is shared."""
