@@ -32,7 +32,11 @@ from rl_reason.checks import (
     run_directory,
     usage,
 )
-from rl_reason.monitoring import output_guard as screen_lib, stop_signals
+from rl_reason.monitoring import (
+    output_guard as screen_lib,
+    process_end,
+    stop_signals,
+)
 
 STAGES = (*run.STAGES, "report")
 # Stages that read --step.
@@ -83,12 +87,12 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 
 def main() -> None:
   """The console entry point."""
-  sys.exit(command(sys.argv))
+  process_end.leave(command(sys.argv))
 
 
 def command(argv: list[str]) -> int:
   """Runs a command line; returns its exit code. `argv[0]` is the program."""
-  with screen_lib.guarded() as lost:
+  with screen_lib.guarded() as lost, process_end.said():
     try:
       return _explained(lambda _: _main(argv, lost), None)
     except KeyboardInterrupt:  # before or after `run.stopping`
@@ -104,7 +108,7 @@ def _main(argv: list[str], lost: screen_lib.Lost) -> int:
   lost.directory = workdir
   if _STAGE.value == "report":
     return _explained(_report, workdir)
-  print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
+  _print(f"rl_reason: {_STAGE.value}, work directory {workdir}")
   stages = functools.partial(_stages, config, others=others)
   if not _DISTRIBUTED.value:
     return _explained(stages, workdir)
@@ -125,16 +129,17 @@ def _explained(
   """Calls a function; what it raises becomes one line and an exit code."""
   try:
     return function(workdir)
-  except Exception as e:
+  except (Exception, SystemExit) as e:
     code, line, by_itself = ending.ending(e, workdir)
     if others and not by_itself:
       others.blame()  # most exceptions of a lost process precede its verdict
     if not line:
-      traceback.print_exc()
+      traceback.print_exc(file=screen_lib.stream("stderr"))
       return code
     from rl_reason.monitoring import display
 
-    print(display.printable(line), file=sys.stderr, flush=True)
+    stream = screen_lib.stream("stderr")
+    print(display.printable(line), file=stream, flush=True)
     if not by_itself and not others:
       os._exit(code)  # threads that wait or write might never end
     return code
@@ -170,8 +175,12 @@ def _prepare(argv):
       first, _STAGE.value, _CONFIG.value, given, _WORKDIR.value, notes.append
   )
   for line in notes:
-    print(line, flush=True)
+    _print(line)
   return config, workdir, *others
+
+
+def _print(line: str) -> None:
+  print(line, file=screen_lib.stream("stdout"), flush=True)
 
 
 def _stages(config, workdir: pathlib.Path, others=()) -> int:
@@ -204,7 +213,7 @@ def _report(workdir: pathlib.Path) -> int:
 
   several = len(workdirs) > 1
   path = compare.write(workdirs) if several else page.write(workdirs[0])
-  print(f"report: {path}")
+  _print(f"report: {path}")
   return 0
 
 

@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from rl_reason import main
+from rl_reason.monitoring import process_end
 
 
 def run(args: list[str], output: str) -> int:
@@ -51,4 +52,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(serve())
+  process_end.leave(serve())

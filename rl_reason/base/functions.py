@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.base import declared, own_code
-from rl_reason.base.errors import ConfigError, did_you_mean, one_line
+from rl_reason.base.errors import ConfigError, RunError, did_you_mean, one_line
 from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec
 from rl_reason.base.kinds import KINDS
 
@@ -248,6 +248,7 @@ def load(path: str) -> Any:
 
   Raises:
     ConfigError: there is none; the text says why.
+    RunError: it ends the process.
   """
   module, mark, name = path.partition(":")
   if not module or mark and not name:
@@ -258,6 +259,8 @@ def load(path: str) -> Any:
     own_code.refuse_hidden(module, getattr(found, "__file__", None))
   except ConfigError as e:
     raise ConfigError(f"{path!r}: {e}") from None
+  except SystemExit as e:
+    raise RunError(f"{path!r}: {own_code.ended(e)}") from None
   except Exception as e:  # the user's module may raise anything
     problem = own_code.not_imported(module, e)
     raise ConfigError(f"{path!r}: {problem}") from None

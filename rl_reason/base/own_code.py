@@ -36,6 +36,16 @@ def report(e: BaseException) -> str:
   return f"{raised(e)}\n{''.join(traceback.format_exception(e))}"
 
 
+def ended(e: SystemExit) -> str:
+  """What is wrong with code that ends the process, as `sys.exit` does."""
+  return (
+      f"{place(e) or 'a module'}: ended the process (SystemExit: {e.code}), as"
+      " sys.exit, exit, quit and the arguments of argparse do: code of a run"
+      " raises an exception instead, and what a script does stands under if"
+      " __name__ == '__main__':"
+  )
+
+
 def explained(e: BaseException) -> str:
   """`raised` of an exception of the user's code; our own need no type."""
   ours = isinstance(e, ValueError) and not place(e)
@@ -47,7 +57,12 @@ def place(e: BaseException) -> str:
 
   Files of Python, of libraries and of this package are not the user's.
   """
-  for frame in reversed(traceback.extract_tb(e.__traceback__)):
+  return place_of(traceback.extract_tb(e.__traceback__))
+
+
+def place_of(stack: traceback.StackSummary) -> str:
+  """FILE:LINE of the last line in a file of the user, or ''."""
+  for frame in reversed(stack):
     if _is_own(frame.filename):
       inside = "" if frame.name[0] == "<" else f", in {frame.name}"
       return _place(frame.filename, frame.lineno or 0) + inside

@@ -7,7 +7,7 @@ import ml_collections
 
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at, home, no_such_section
-from rl_reason.base.errors import ConfigError, did_you_mean
+from rl_reason.base.errors import ConfigError, RunError, did_you_mean
 from rl_reason.checks import facts, presets
 
 PRESETS, EXAMPLE = presets.FOLDER, presets.EXAMPLE
@@ -44,6 +44,7 @@ def read(path: str) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: there is no such file, it raises an error, or it has no
       `get_config` that returns a config.
+    RunError: it ends the process.
   """
   name, _, variant = path.removesuffix(":smoke").partition(":")
   file, _ = find_file(name)
@@ -67,6 +68,8 @@ def read(path: str) -> ml_collections.ConfigDict:
     return smoke(c) if path.endswith(":smoke") else c
   except ConfigError:
     raise
+  except SystemExit as e:
+    raise RunError(f"{text} {own_code.ended(e)}") from None
   except ModuleNotFoundError as e:
     if (e.name or "").partition(".")[0] != "configs":
       raise ConfigError(f"{text} {own_code.raised(e)}") from None

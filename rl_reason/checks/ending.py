@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import traceback
 
-from rl_reason.base import errors
+from rl_reason.base import errors, own_code
 from rl_reason.data import datasets
 
 
@@ -29,6 +29,8 @@ def ending(
     return 143, "stopped by a signal; the same command resumes the run", True
   if isinstance(error, errors.RunError | datasets.DataError):
     return 1, f"error: {error}", True
+  if isinstance(error, SystemExit):
+    return 1, f"error: {own_code.ended(error)}", True
   causes: list[BaseException | None] = [error]
   while (last := causes[-1]) is not None:
     causes.append(last.__cause__ or last.__context__)

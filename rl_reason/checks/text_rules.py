@@ -9,6 +9,7 @@ from typing import Any
 from rl_reason import tasks
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at
+from rl_reason.base.errors import RunError
 from rl_reason.checks import facts, run_directory
 from rl_reason.checks.rules import Faults, line
 from rl_reason.data import datasets, perturbations, templates
@@ -78,6 +79,8 @@ def check(c, faults: Faults, names: Collection[str] = READERS.keys()) -> None:
       continue
     try:
       read(c)
+    except RunError:  # code of the user would have ended the process
+      raise
     except Exception as e:  # ours are ValueErrors; the user's may be any
       problem = own_code.explained(e)
       shown = f"{at(c, name)!r}: "  # once is enough

@@ -14,6 +14,8 @@ import rich.markup
 import rich.progress
 import rich.table
 
+from rl_reason.monitoring import output_guard
+
 HEARTBEAT = 8.0  # seconds without output before a plain line is written
 
 
@@ -54,7 +56,10 @@ class Display:
 
   def __init__(self, active: bool = True):
     self._console = rich.console.Console(
-        quiet=not active, highlight=False, soft_wrap=True
+        file=output_guard.stream("stdout"),
+        quiet=not active,
+        highlight=False,
+        soft_wrap=True,
     )
     self._active = active
     self._start = self._last_line = time.monotonic()

@@ -4,7 +4,8 @@ The reader of standard output may end (`| head -1`) or stop reading, its disk
 may be full, its terminal may be closed, or the stream may not be open (`>&-`).
 Inside `guarded`, `sys.stdout` and `sys.stderr` neither raise exceptions nor
 block for long. Lost text goes to WORKDIR/screen.txt, after a line with the
-reason.
+reason. Code of the user may close these streams, or put others in their places:
+what this package writes goes to `stream`, as before.
 """
 
 import contextlib
@@ -98,6 +99,20 @@ class _Stream(io.RawIOBase):
       return len(part), e.strerror or type(e).__name__
 
 
+class _Bytes(io.BufferedWriter):
+  """A buffer that stays open, whatever the code of the user closes."""
+
+  def close(self) -> None:
+    self.flush()
+
+
+class _Text(io.TextIOWrapper):
+  """As `_Bytes`, for text: `sys.stdout.close()` ends nothing."""
+
+  def close(self) -> None:
+    self.flush()
+
+
 @contextlib.contextmanager
 def guarded(directory: pathlib.Path | None = None) -> Iterator[Lost]:
   """Guards `sys.stdout` and `sys.stderr`, unless they were replaced.
@@ -116,13 +131,24 @@ def guarded(directory: pathlib.Path | None = None) -> Iterator[Lost]:
   lost, before = Lost(directory), (sys.stdout, sys.stderr)
   sys.stdout = _guard("standard output", sys.stdout, sys.__stdout__, lost)
   sys.stderr = _guard("standard error", sys.stderr, sys.__stderr__, lost)
+  own = dict(stdout=sys.stdout, stderr=sys.stderr)
+  _streams.append(own)
   try:
     yield lost
   finally:
-    for stream in (sys.stdout, sys.stderr):
+    for one in own.values():
       with contextlib.suppress(OSError, ValueError):
-        stream.flush()
+        one.flush()
+    _streams.pop()
     sys.stdout, sys.stderr = before
+
+
+_streams: list[dict[str, TextIO]] = []  # of each `guarded` that is open
+
+
+def stream(name: str) -> TextIO:
+  """'stdout' or 'stderr' as it was when `guarded` began, if it is open."""
+  return _streams[-1][name] if _streams else getattr(sys, name)
 
 
 def _guard(name: str, now, first, lost: Lost) -> TextIO:
@@ -138,8 +164,8 @@ def _guard(name: str, now, first, lost: Lost) -> TextIO:
       return now
     except OSError:
       pass
-  return io.TextIOWrapper(
-      io.BufferedWriter(_Stream(name, number, lost)),
+  return _Text(
+      _Bytes(_Stream(name, number, lost)),
       encoding=now.encoding if now is not None else "utf-8",
       errors="backslashreplace",  # so that no character raises
       line_buffering=now is None or now.line_buffering,
