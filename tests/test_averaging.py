@@ -11,6 +11,7 @@ from tiny_session import call
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
+from rl_reason.base.fields import FIELDS
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.lab import generate
@@ -128,3 +129,52 @@ def test_the_card_claims_no_accuracy_of_a_mean(tmp_path):
   assert "| 0.0 | 0.4 |" in one and "| 0.4 |" not in mean
   words = "the mean of the parameters of steps 2, 4 (moving average, decay 0.5)"
   assert words in " ".join(mean.split())
+
+
+def test_a_card_publishes_nothing_private(tmp_path, monkeypatch):
+  """Whatever a text of the config holds, unless a reader needs its kind."""
+  monkeypatch.chdir(tmp_path)
+  home, secret = tmp_path / "home" / "jane", "sk-1234"
+  home.mkdir(parents=True)
+  (home / "rows.jsonl").write_text("{}")
+  fields = config_lib.flat(tiny_session.tiny_config())
+  for name, value in fields.items():
+    if isinstance(value, str) and not FIELDS[name].choices:
+      for text in (str(home / "x"), f"a {secret}", f"m:f(key='{secret}')*1"):
+        card = export.model_card(fields | {name: text}, tmp_path, 4)
+        assert str(home) not in card and secret not in card, name
+  fields |= {
+      "reward.functions": f"mine:f(key='{secret}')*0.5,length*-1..0,"
+      f"{home}/rules.json*2,{home}/model*1,constitution(judge='{secret}')*1",
+      "model.path": "Qwen/Qwen2.5-0.5B",
+      "data.train": f"gsm8k*2,{home}/rows.jsonl*1,openai/gsm8k",
+      "data.evaluate": f"{home}/rows.jsonl",
+      "advantage.name": "mine:advantage",
+      "advantage.args": {"key": secret},
+      "rollout.engine.args.url": f"http://{secret}",
+      "kl.server.url": f"http://{secret}",
+      "data.system": f"You are {secret}.",
+      "serve.private_key": str(home / "key.pem"),
+      "content.model.path": "0123456789abcdef",
+      "phases": [f"until=3; reward.functions=mine:f(key='{secret}')"],
+  }
+  (tmp_path / "home" / "jane" / "model").mkdir()
+  workdir = tmp_path / f"dapo,model.path={secret}"
+  workdir.mkdir()
+  line = {"stage": "evaluate", "step": 4, f"val-core/{home}/rows.jsonl/acc": 1}
+  (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+  card = export.model_card(fields, workdir, 4)
+  assert secret not in card and str(home) not in card
+  for words in (
+      'reward.functions = "mine:f*0.5,length*-1..0,a local path*2,a local pa'
+      'th*1,constitution*1"',
+      'model.path = "Qwen/Qwen2.5-0.5B"',
+      "base_model: Qwen/Qwen2.5-0.5B",
+      'data.train = "gsm8k*2,a local path*1,openai/gsm8k"',
+      'advantage.name = "mine:advantage"',
+      'export.precision = "same"',
+      "rollout.temperature = ",
+      "| val-core/a local path 0/acc | 1 |",
+      "# dapo, step 4",
+  ):
+    assert words in card, words

@@ -16,7 +16,7 @@ from rl_reason.data import tokenizer
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder
 from rl_reason.monitoring import run_log
-from rl_reason.stages import lower_precision, trained
+from rl_reason.stages import card_fields, lower_precision, trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
@@ -59,8 +59,8 @@ def run(
   fields = _fields(c, workdir)
   for name, (params, table, kind) in networks.items():
     path = workdir / "export" / name
-    card_fields = fields | {"export.precision": kind}
-    card = model_card(card_fields, workdir, step, averaging.parse(which))
+    of_card = fields | {"export.precision": kind}
+    card = model_card(of_card, workdir, step, averaging.parse(which))
     options = dict(card=card, precision=kind)
     save_network(c, source, tok, path, params, table, cfg, **options)
     shown = about if name == chosen else f"{name} of step {step}"
@@ -128,7 +128,8 @@ def model_card(
   """Returns README.md: origin of the model, accuracy before and after, config.
 
   The accuracies are those that the run logged, before RL and at this step. Of
-  the mean of `several` steps the run has logged none.
+  the mean of `several` steps the run has logged none. A card is published: it
+  says what `card_fields.published` lets through.
   """
   evaluated = {
       line["step"]: line
@@ -136,23 +137,27 @@ def model_card(
       if line["stage"] == "evaluate"
       and line["step"] in ((0,) if several else (0, step))
   }
-  steps, path = sorted(evaluated), fields["model.path"]
+  steps, config = sorted(evaluated), card_fields.published(fields)
+  start = card_fields.sources(fields["model.path"])
   names = evaluated[steps[-1]] if steps else {}
   text = (pathlib.Path(__file__).parent / "model_card.md.in").read_text()
   return jinja2.Template(text, keep_trailing_newline=True).render(
-      base_model=path if not pathlib.Path(path).exists() else "",
-      name=workdir.absolute().name,
+      base_model=start if start != card_fields.LOCAL else "",
+      # The name of a work directory ends with fields and their values.
+      name=workdir.absolute().name.partition(",")[0],
       step=step,
       averaged=several,
-      task=fields["task.name"],
-      start=path,
+      task=json.loads(config.get("task.name", '"of the user"')),
+      start=start,
       rank=fields["lora.rank"],
       precision=fields["export.precision"],
       steps=steps,
       scores={
-          name: [json.dumps(evaluated[x].get(name)) for x in steps]
+          card_fields.metric(name, fields): [
+              json.dumps(evaluated[x].get(name)) for x in steps
+          ]
           for name in sorted(names)
           if name.startswith("val-core/")
       },
-      config={k: json.dumps(x) for k, x in fields.items()},
+      config=config,
   )
