@@ -32,11 +32,7 @@ from rl_reason.checks import (
     run_directory,
     usage,
 )
-from rl_reason.monitoring import (
-    output_guard as screen_lib,
-    process_end,
-    stop_signals,
-)
+from rl_reason.monitoring import display, output_guard, process_end
 
 STAGES = (*run.STAGES, "report")
 # Stages that read --step.
@@ -92,15 +88,11 @@ def main() -> None:
 
 def command(argv: list[str]) -> int:
   """Runs a command line; returns its exit code. `argv[0]` is the program."""
-  with screen_lib.guarded() as lost, process_end.said():
-    try:
-      return _explained(lambda _: _main(argv, lost), None)
-    except KeyboardInterrupt:  # before or after `run.stopping`
-      stop_signals.say("Ctrl-C: ended")
-      return 130
+  with output_guard.guarded() as lost, process_end.said():
+    return _explained(lambda _: _main(argv, lost), None)
 
 
-def _main(argv: list[str], lost: screen_lib.Lost) -> int:
+def _main(argv: list[str], lost: output_guard.Lost) -> int:
   if text := usage.asked(argv, FLAGS):
     print(text)
     return 0
@@ -108,7 +100,7 @@ def _main(argv: list[str], lost: screen_lib.Lost) -> int:
   lost.directory = workdir
   if _STAGE.value == "report":
     return _explained(_report, workdir)
-  _print(f"rl_reason: {_STAGE.value}, work directory {workdir}")
+  output_guard.say(f"rl_reason: {_STAGE.value}, work directory {workdir}")
   stages = functools.partial(_stages, config, others=others)
   if not _DISTRIBUTED.value:
     return _explained(stages, workdir)
@@ -129,17 +121,14 @@ def _explained(
   """Calls a function; what it raises becomes one line and an exit code."""
   try:
     return function(workdir)
-  except (Exception, SystemExit) as e:
+  except (Exception, SystemExit, KeyboardInterrupt) as e:
     code, line, by_itself = ending.ending(e, workdir)
     if others and not by_itself:
       others.blame()  # most exceptions of a lost process precede its verdict
     if not line:
-      traceback.print_exc(file=screen_lib.stream("stderr"))
+      traceback.print_exc(file=output_guard.stream("stderr"))
       return code
-    from rl_reason.monitoring import display
-
-    stream = screen_lib.stream("stderr")
-    print(display.printable(line), file=stream, flush=True)
+    output_guard.say(display.printable(line), "stderr")
     if not by_itself and not others:
       os._exit(code)  # threads that wait or write might never end
     return code
@@ -175,12 +164,8 @@ def _prepare(argv):
       first, _STAGE.value, _CONFIG.value, given, _WORKDIR.value, notes.append
   )
   for line in notes:
-    _print(line)
+    output_guard.say(line)
   return config, workdir, *others
-
-
-def _print(line: str) -> None:
-  print(line, file=screen_lib.stream("stdout"), flush=True)
 
 
 def _stages(config, workdir: pathlib.Path, others=()) -> int:
@@ -188,8 +173,6 @@ def _stages(config, workdir: pathlib.Path, others=()) -> int:
   with run.stopping(_STAGE.value) as stop:
     installation.start_devices()  # after the checks, which need none
     import jax
-
-    from rl_reason.monitoring import display
 
     screen = display.Display(jax.process_index() == 0)
     with contextlib.closing(screen):
@@ -213,7 +196,7 @@ def _report(workdir: pathlib.Path) -> int:
 
   several = len(workdirs) > 1
   path = compare.write(workdirs) if several else page.write(workdirs[0])
-  _print(f"report: {path}")
+  output_guard.say(f"report: {path}")
   return 0
 
 

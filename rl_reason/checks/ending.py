@@ -29,6 +29,8 @@ def ending(
     return 143, "stopped by a signal; the same command resumes the run", True
   if isinstance(error, errors.RunError | datasets.DataError):
     return 1, f"error: {error}", True
+  if isinstance(error, KeyboardInterrupt):  # before or after `run.stopping`
+    return 130, "Ctrl-C: ended", True
   if isinstance(error, SystemExit):
     return 1, f"error: {own_code.ended(error)}", True
   causes: list[BaseException | None] = [error]

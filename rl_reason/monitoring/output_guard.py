@@ -171,3 +171,8 @@ def _guard(name: str, now, first, lost: Lost) -> TextIO:
       line_buffering=now is None or now.line_buffering,
       write_through=now is not None and now.write_through,
   )
+
+
+def say(line: str, name: str = "stdout") -> None:
+  """Prints a line to `stream`."""
+  print(line, file=stream(name), flush=True)
