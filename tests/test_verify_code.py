@@ -530,6 +530,34 @@ def test_no_test_can_catch_the_end():
     assert not grade(program, code.Calls(tests)).correct
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert all(map(f, [1, 2]))",
+        "assert list(map(f, [1])) == []",
+        "assert not any(f(x) for x in map(f, [1]))",
+        "assert list(filter(f, [1, 2])) == []",
+        "assert list(iter(f, 3)) == []",
+        "assert next(map(f, [1]), 4) == 4",
+        "assert max(map(f, [1]), default=1) == 1",
+    ],
+)
+@pytest.mark.parametrize("error", ["StopIteration", "Stop", "GeneratorExit"])
+def test_the_end_of_an_iteration_is_no_answer(tests, error):
+  """map, filter and iter end at it, and nothing is left to be false."""
+  program = f"class Stop(StopIteration): pass\ndef f(*x): raise {error}"
+  assert grade(program, code.Calls(tests)).reason == "error"
+
+
+def test_tests_may_expect_the_end_of_an_iteration():
+  program = "def f(x):\n  return next(iter(x))"
+  tests = "try:\n  f([])\nexcept StopIteration:\n  pass\nelse:\n  assert 0"
+  assert grade(program, code.Calls(tests)).correct
+  generator = "def f(x):\n  yield from range(x)"
+  assert grade(generator, asserts("all(map(bool, f(1))) is False")).correct
+  assert grade(generator, asserts("list(f(0)) == []")).correct
+
+
 def test_sets_have_one_order():
   """Else the verdict on a program that relies on it would be a coin toss."""
   program = "def f(): return list(set('abcdefghijklmnop'))"

@@ -132,6 +132,7 @@ class _Tests:
     self.verdict: list[str] | None = None
     self.calls = 0
     self.space: dict = {"__name__": "tests"}
+    self.stops = False  # whether the tests expect StopIteration of a function
 
   def end(self, reason: str, detail: str):
     """Sets the final verdict, which a test that catches `_Ended` keeps."""
@@ -174,6 +175,10 @@ class _Tests:
       if kind == "raised":
         names, values, text = content
         error = _exception(names, wire.decode(values), str(text), self.space)
+        # It would end map, filter and iter, and all(map(f, x)) would be true.
+        of_function = isinstance(name, str) and not self.stops
+        if of_function and isinstance(error, StopIteration):
+          error = RuntimeError(f"{name} raised {text}")
       else:
         reason, detail = map(str, content)
     except (EOFError, OSError):
@@ -191,6 +196,7 @@ class _Tests:
   def run(self, prompt: str, tests: str, names: list[str]) -> list[str]:
     """Returns reason and detail of the verdict."""
     space = self.space
+    self.stops = "StopIteration" in tests
     try:
       exec(compile(code_prompts.module(prompt), "prompt", "exec"), space)
       for name in () if names else code_prompts.unwritten(prompt):
