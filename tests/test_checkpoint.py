@@ -1,5 +1,7 @@
 """Checkpoints: whole or not there, and never silently wrong."""
 
+import contextlib
+import pathlib
 import resource
 import shutil
 import threading
@@ -83,6 +85,37 @@ def test_a_kill_while_old_ones_are_removed_leaves_none_for_ever(
   assert sorted(p.name for p in first.iterdir()) == ["2", "3"]
   c = save_some(on, [4], keep_last=2)
   assert sorted(p.name for p in on.iterdir()) == ["3", "4"] and c.newest() == 4
+
+
+@pytest.mark.parametrize("name", ["shutil.rmtree", "pathlib.Path.rename"])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_kill_leaves_no_part_under_the_name_of_a_checkpoint(
+    tmp_path, monkeypatch, name, calls
+):
+  """SFT saves its last step again: at any moment a whole one is there."""
+  c, count = save_some(tmp_path, [30]), 0
+  rename, remove = pathlib.Path.rename, shutil.rmtree
+
+  def die(*args, **kwargs):
+    nonlocal count
+    if name == "shutil.rmtree" and not pathlib.Path(args[0]).exists():
+      return None
+    count += 1
+    if count > calls:
+      raise KeyboardInterrupt
+    return (remove if "rmtree" in name else rename)(*args, **kwargs)
+
+  with monkeypatch.context() as m, contextlib.suppress(KeyboardInterrupt):
+    c.save(30, state(2), {"at": "second"})
+    c._orbax.wait_until_finished()
+    m.setattr(f"{checkpoint.__name__}.{name}", die)
+    c.close()
+  whole = not checkpoint.Checkpoints(tmp_path).fault(30)
+  assert whole or not (tmp_path / "30").exists()
+  again = checkpoint.Checkpoints(tmp_path)
+  again.tidy()
+  assert [x.name for x in tmp_path.iterdir()] == ["30"]
+  assert again.newest() == 30 and again.host(30) == {"at": "second"}
 
 
 def test_what_is_newer_than_the_restored_one_is_not_counted(tmp_path):

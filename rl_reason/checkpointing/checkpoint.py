@@ -7,7 +7,9 @@
                           last
 
 A save writes DIR/STEP.new, which is renamed to DIR/STEP when its manifest is
-complete: an interrupted save loses no checkpoint.
+complete: an interrupted save loses no checkpoint. What is removed is first
+renamed to DIR/STEP.old: a kill leaves no part of a checkpoint under its name,
+and the next start of the stage, or its next save, removes or renames the rest.
 
 Orbax does not detect corrupt data, so a restore first verifies the hash of
 every file. A checkpoint without a manifest is unfinished.
@@ -107,9 +109,12 @@ def newest_host(directory: pathlib.Path) -> tuple[int, dict] | None:
 
 
 def _remove(directory: pathlib.Path) -> None:
-  """Removes a checkpoint; a partly removed one has no manifest."""
-  (directory / MANIFEST).unlink(missing_ok=True)
-  shutil.rmtree(directory, ignore_errors=True)
+  """Removes a checkpoint; what a kill leaves has another name."""
+  old = directory.with_suffix(".old")
+  shutil.rmtree(old, ignore_errors=True)  # left by a kill
+  if directory.exists() and directory != old:
+    directory.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class Checkpoints:
@@ -180,14 +185,21 @@ class Checkpoints:
     self.wait()
     self.saved = step
     path = self._dir / f"{step}.new"
+    self.tidy()
     if self._first:
-      for left in self._dir.glob("*.new"):  # left by a kill
-        self._rename(left) if _is_whole(left) else _remove(left)
       path.mkdir(parents=True)
       json_files.write_json(path / "host.json", host)
     multihost_utils.sync_global_devices("save")
     self._orbax.save(path / "state", state)
     self._saving = self._pool.submit(self._finish, path, step, score)
+
+  def tidy(self) -> None:
+    """Ends what a kill has interrupted; only the run that saves may call it."""
+    if self._first:
+      for left in self._dir.glob("*.new"):
+        self._rename(left) if _is_whole(left) else _remove(left)
+      for left in self._dir.glob("*.old"):
+        _remove(left)
 
   def _finish(self, path, step, score) -> None:
     self._orbax.wait_until_finished()

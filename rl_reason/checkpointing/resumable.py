@@ -191,6 +191,7 @@ class ResumableStage:
       RunError: the checkpoint has another config.
     """
     checkpoints = self.checkpoints
+    checkpoints.tidy()
     step = checkpoints.newest(self._display.say)
     if step is None:
       return False
