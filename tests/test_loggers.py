@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from tensorboardX import record_writer
 
 from rl_reason.base import config, errors, json_files
 from rl_reason.checks import config_files
@@ -49,6 +50,57 @@ def events(folder):
     out += [(event.step, value) for value in event.summary.value]
     at += size + 16
   return out
+
+
+def scalars_of(folder):
+  """(tag, step) of the scalars of all event files, by a reader of records."""
+  from tensorboardX.proto import event_pb2
+
+  out = []
+  for path in sorted(folder.iterdir()):
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+      (size,) = struct.unpack_from("<Q", data, at)
+      body = data[at + 12 : at + 12 + size]
+      checks = struct.unpack_from("<I", data, at + 12 + size)
+      assert checks == (record_writer.masked_crc32c(body),)
+      event = event_pb2.Event.FromString(body)
+      out += [
+          (value.tag, event.step)
+          for value in event.summary.value
+          if value.HasField("simple_value")
+      ]
+      at += size + 16
+  return out
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(tmp_path):
+  """Also where the kill has cut an event, and other stages have more steps."""
+  log, _ = log_with(tmp_path, "tensorboard")
+  for step in (10, 20):
+    log.metrics("sft", step, {"loss": step})
+  log.metrics("rl", 1, {"x": 1})
+  noted = log.note()  # the checkpoint of step 1
+  for step in (2, 3):
+    log.metrics("rl", step, {"x": step})
+    log.metrics("evaluate", step, {"score": step})
+  log.show("rl", 3, {"responses": "# Hello"}, HISTOGRAMS)
+  log.close()
+  (path,) = (tmp_path / "tensorboard").iterdir()
+  path.write_bytes(path.read_bytes()[:-3])
+  for _ in range(2):
+    log, said = log_with(tmp_path, "tensorboard")
+    log.remember(noted)
+    log.truncate()
+    for step in (2, 3):
+      log.metrics("rl", step, {"x": -step})
+    log.close()
+    assert not said
+  found = scalars_of(tmp_path / "tensorboard")
+  assert sorted(x for x in found if x[0][0] != "_") == [
+      *(("rl/x", step) for step in (1, 2, 3)),
+      *(("sft/loss", step) for step in (10, 20)),
+  ]
 
 
 def test_tensorboard_holds_scalars_texts_histograms_and_the_config(tmp_path):

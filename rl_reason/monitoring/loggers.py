@@ -3,7 +3,8 @@
 A logger is an object with `write(step, metrics)` and `close()`, or a function
 of (metrics, step). Names of metrics begin with the stage: `rl/train/accuracy`.
 An object with a method `show(step, texts, histograms)` also gets the responses
-and the distributions of a step.
+and the distributions of a step. One with a method `cut(last)` hears, when a
+stage begins, the last step of each stage that a resumed run keeps.
 
 Each logger has a thread and a bounded queue. A logger that raises an exception,
 hangs or falls behind is reported once and then dropped: neither a full disk nor
@@ -59,6 +60,10 @@ class TensorBoard:
 
     folder = workdir / "tensorboard"
     folder.mkdir(parents=True, exist_ok=True)
+    # The name of a file has the second of the start: of each start another one.
+    while [*folder.glob(f"events.out.tfevents.{int(time.time())}.*")]:
+      time.sleep(0.1)
+    self._earlier = sorted(folder.glob("events.out.tfevents.*"))
     self._events = event_file_writer.EventsWriter(str(folder / "events"))
     self._summary, self._event = summary, event_pb2.Event
     plain = {k: x if _is_scalar(x) else str(x) for k, x in fields.items()}
@@ -83,6 +88,14 @@ class TensorBoard:
       self._add(step, self._summary.histogram(name, values, bins=30))
     self._events.flush()
 
+  def cut(self, last: Mapping[str, int]) -> None:
+    """Removes later steps, which the run makes again, from earlier files.
+
+    `purge_step` of TensorBoard would purge the steps of all stages.
+    """
+    for path in self._earlier:
+      _cut(path, last)
+
   def close(self) -> None:
     """Closes the event file."""
     self._events.close()
@@ -91,6 +104,30 @@ class TensorBoard:
     self._events.write_event(
         self._event(wall_time=time.time(), step=step, summary=summary)
     )
+
+
+def _cut(path: pathlib.Path, last: Mapping[str, int]) -> None:
+  """Removes the events of a file after the last step of their stages.
+
+  A file of events is a sequence of: size (8 bytes), its checksum (4), an event,
+  its checksum (4).
+  """
+  from tensorboardX.proto import event_pb2
+
+  data, kept, at = path.read_bytes(), [], 0
+  while at + 12 <= len(data):
+    end = at + 16 + int.from_bytes(data[at : at + 8], "little")
+    if end > len(data):
+      break  # a killed process wrote a part
+    event = event_pb2.Event.FromString(data[at + 12 : end - 4])
+    stages = {x.tag.partition("/")[0] for x in event.summary.value}
+    if all(event.step <= last.get(x, -1) or x == "_hparams_" for x in stages):
+      kept.append(data[at:end])
+    at = end
+  if sum(map(len, kept)) < len(data):
+    new = path.with_name("cut")
+    new.write_bytes(b"".join(kept))
+    new.replace(path)
 
 
 class WandB:

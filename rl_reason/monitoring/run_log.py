@@ -8,6 +8,7 @@ however a run ended. A file that differs from its note is never truncated.
 import datetime
 import hashlib
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -19,7 +20,8 @@ import jax
 import numpy as np
 
 from rl_reason.base import own_code
-from rl_reason.base.json_files import number, read_jsonl
+from rl_reason.base.errors import RunError
+from rl_reason.base.json_files import damage_named, number, read_jsonl
 from rl_reason.monitoring.loggers import Writer
 
 FILES = ("metrics.jsonl", "samples.jsonl")
@@ -40,11 +42,17 @@ def read_metrics(workdir: pathlib.Path) -> list[dict]:
     workdir: of the run.
 
   Raises:
-    RunError: a line is not JSON.
+    RunError: a line is not JSON, or no line of metrics.
   """
+  path = workdir / FILES[0]
   names: dict[tuple, set[str]] = {}  # of metrics in later lines of the step
   out = []
-  for logged in reversed(read_jsonl(workdir / FILES[0])):
+  rows = read_jsonl(path)
+  for at, logged in reversed([*enumerate(rows, 1)]):
+    if why := _fault(logged):
+      raise RunError(
+          f"{path}: line {at} is damaged: {why}; remove it, then --stage=report"
+      )
     line = current_names(logged)
     own = line.keys() - {"stage", "step"}
     later = names.setdefault((line.get("stage"), line.get("step")), set())
@@ -52,6 +60,19 @@ def read_metrics(workdir: pathlib.Path) -> list[dict]:
       out.append(line)
     later |= own
   return out[::-1]
+
+
+def _fault(line: Mapping[str, Any]) -> str:
+  """Why a line is none that `Log.metrics` writes; '' if it is one."""
+  stage, step = line.get("stage"), line.get("step")
+  if not isinstance(stage, str) or type(step) is not int:
+    return "it has no stage, or no step"
+  for name, x in line.items():
+    if name == "stage" or x is None:
+      continue
+    if not isinstance(x, int | float) or not math.isfinite(x):
+      return f"{name} = {x!r} is no number"
+  return ""
 
 
 def current_names(values: dict[str, Any]) -> dict[str, Any]:
@@ -223,9 +244,14 @@ class Log:
         )
 
   def truncate(self) -> None:
-    """Truncates the files to the newest note."""
+    """Truncates the files to the newest note, and what loggers can cut."""
     for file in self._files:
       file.truncate()
+    last: dict[str, int] = {}  # step that is left of each stage
+    for line in self.lines() if self._files else ():
+      last[line["stage"]] = max(line["step"], last.get(line["stage"], 0))
+    for writer in self._writers:
+      writer.put("cut", last)
 
   def close(self) -> None:
     """Closes the files and the loggers."""
@@ -260,4 +286,13 @@ def record_start(workdir: pathlib.Path) -> list[str]:
 
 def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """What `record_start` wrote of each start of a run, in order."""
-  return read_jsonl(workdir / "starts.jsonl")
+  path = workdir / "starts.jsonl"
+  rows = read_jsonl(path)
+  with damage_named(path):
+    for row in rows:
+      kinds = {"command": str, "date": str} | dict.fromkeys(
+          {"own_code"} & row.keys(), dict
+      )
+      if wrong := [k for k, x in kinds.items() if not isinstance(row[k], x)]:
+        raise TypeError(f"{wrong[0]} = {row[wrong[0]]!r}")
+  return rows
