@@ -61,6 +61,18 @@ def test_a_mistake_is_named(flags, words, monkeypatch):
     assert word in str(e.value)
 
 
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+@pytest.mark.parametrize("stage", ["all", "evaluate", "report", "serve"])
+def test_an_empty_workdir_is_refused(empty, stage, tmp_path, monkeypatch):
+  """The shell variable of its name has no value: nothing is written here."""
+  monkeypatch.chdir(tmp_path)
+  flags = [f"--workdir={empty}", f"--stage={stage}"]
+  for more in [], ["--config=grpo"]:
+    with pytest.raises(errors.ConfigError, match="--workdir = '.*': is empty"):
+      prepared(*flags, *more)
+  assert not [*tmp_path.iterdir()]
+
+
 def test_a_mistake_is_one_line_and_exit_code_2():
   done = subprocess.run(
       [sys.executable, "-m", "rl_reason.main", DAPO]

@@ -164,6 +164,12 @@ def prepare(
   Raises:
     ConfigError: there is no config, besides the faults so far.
   """
+  if workdir is not None and not workdir.strip():
+    faults.add([
+        f"--workdir = {workdir!r}: is empty, perhaps an unset variable of the"
+        " shell: name a directory, or leave --workdir out"
+    ])
+    faults.end()
   workdir = workdir and config_lib.home(workdir)
   if path is None and workdir and stage == "report":
     return None, pathlib.Path(workdir), []  # a report needs no config
