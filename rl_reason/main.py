@@ -195,8 +195,9 @@ def _report(workdir: pathlib.Path) -> int:
   from rl_reason.report import compare, page
 
   several = len(workdirs) > 1
-  path = compare.write(workdirs) if several else page.write(workdirs[0])
-  output_guard.say(f"report: {path}")
+  say = output_guard.say
+  path = compare.write(workdirs) if several else page.write(workdirs[0], say)
+  say(f"report: {path}")
   return 0
 
 

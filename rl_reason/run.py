@@ -365,6 +365,6 @@ def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
     screen.say(line)
   for line in page.doubtful_summary(workdir):
     screen.say(line)
-  screen.say(f"report: {page.write(workdir)}")
+  screen.say(f"report: {page.write(workdir, screen.say)}")
   if stage == "all":
     health.check_run(lines, fields)

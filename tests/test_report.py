@@ -640,3 +640,74 @@ def test_summary_of_one_evaluation(tmp_path):
   assert "20.0% +- 1.2 at step 0" in lines[0]
   assert "evaluated only once" in lines[-1]
   assert not any("->" in line for line in lines)
+
+
+DAMAGES = {
+    "empty": b"",
+    "binary": bytes(range(256)) * 2,
+    "lines of bytes": (bytes(range(256)) + b"\n") * 2,
+    "half": b'{"stage": "rl", "st',
+    "half a line": b'{"stage": "rl", "st\n',
+    "deep": b"[" * 100_000 + b"\n",
+    **{
+        x: f"{x}\n".encode()
+        for x in ("[]", "null", "{}", "3", '"x"', "[1, 2]", "NaN", '{"a": 1}')
+    },
+    "texts": b'{"1": "3", "parameters": "x", "rl.steps": "3", "seed": "x"}\n',
+    "lists": b'{"1": {"a": [[1, 2]]}, "sources": [3], "rl.steps": [3]}\n',
+    "not finite": b'{"1": {"a": [[1, NaN, 0, 0]]}, "sources": [{"kept": 1}]}\n',
+    "no number": b'{"sources": [{"kept": NaN}], "parameters": NaN}\n',
+    "sample": b'{"stage": "evaluate", "step": 0, "prompt": 3}\n',
+    "two samples": b'{"stage": "rl", "step": 1, "group": 1, "tokens": 3}\n',
+    "doubtful": b'{"stage": "doubtful", "step": 1}\n',
+    "start": b'{"command": 3, "date": null, "own_code": []}\n',
+    "line": b'{"stage": "rl", "step": "1"}\n',
+    "line of text": b'{"stage": "rl", "step": 1, "train/accuracy": "0.5"}\n',
+    "score": b'{"set": "a", "measure": "b", "prompt": "c", "scores": [3]}\n',
+}
+
+
+def test_damaged_files_are_named_and_left_out(tmp_path):
+  """Each file that a report reads, damaged in each way: never a traceback."""
+  folder = put(tmp_path, [rl_line(1), rl_line(2)], [sample("rl", 1)])
+  page.write(folder)
+  (folder / "prompts-0.jsonl").write_text("")
+  data = folder / "data"
+  data.mkdir()
+  names = (
+      *("config.json", "model.json", "machine.json", "environment.json"),
+      *("calibration.json", "samples.jsonl", "starts.jsonl", "metrics.jsonl"),
+      *("data/data.json", "prompts-0.jsonl"),
+  )
+  named = dict.fromkeys(names, 0)
+  for name in names:
+    path = folder / name
+    before = path.read_bytes() if path.exists() else None
+    for what, damage in DAMAGES.items():
+      path.write_bytes(damage)
+      said = []
+      try:
+        page.write(folder, said.append)
+        page.doubtful_summary(folder)
+        if name in ("config.json", "starts.jsonl", "prompts-0.jsonl"):
+          compare.write([folder, folder])
+      except errors.RunError as e:
+        said.append(str(e))
+      assert all(str(path) in x and "\n" not in x for x in said), (name, what)
+      named[name] += bool(said)
+      page_data(folder / "report.html")
+    path.unlink()
+    if before is not None:
+      path.write_bytes(before)
+  assert all(x > 3 for x in named.values()), named
+
+
+def page_data(path):
+  """The JSON of a page, which no NaN may break."""
+  text = path.read_text()
+  start = text.index('type="application/json"')
+  text = text[text.index(">", start) + 1 :]
+  return json.loads(
+      text[: text.index("</script>")],
+      parse_constant=lambda x: pytest.fail(f"{x} is no JSON"),
+  )

@@ -369,7 +369,11 @@ def _reward_hacking(
   Returns:
     one line for each finding; [] if there is none.
   """
-  evaluations = [x for x in lines if x["stage"] == "evaluate"]
+  evaluations = [
+      {name: value for name, value in x.items() if value is not None}
+      for x in lines
+      if x["stage"] == "evaluate"
+  ]
   steps = [x for x in lines if x["stage"] == "rl"]
   out = []
   for name in sorted({k for x in evaluations for k in x if _MEAN.fullmatch(k)}):

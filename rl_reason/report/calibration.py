@@ -5,7 +5,7 @@ policy is calibrated if majority answers with the share s are correct with the
 probability s.
 """
 
-import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +33,7 @@ def write(
 
 def read(workdir: pathlib.Path) -> dict[str, dict[str, Bins]]:
   """The bins by step and set; {} if the run has none."""
-  path = workdir / FILE
-  return json.loads(path.read_text()) if path.exists() else {}
+  return json_files.read_object(workdir / FILE)
 
 
 def charts(workdir: pathlib.Path) -> tuple[dict[str, Any], list[dict]]:
@@ -42,7 +41,13 @@ def charts(workdir: pathlib.Path) -> tuple[dict[str, Any], list[dict]]:
 
   A chart has the first and the last evaluation, and the diagonal.
   """
-  found = read(workdir)
+  with json_files.damage_named(workdir / FILE):
+    return _charts(read(workdir))
+
+
+def _charts(
+    found: Mapping[str, Mapping[str, Bins]],
+) -> tuple[dict[str, Any], list[dict]]:
   steps = sorted(found, key=int)
   axes: dict[str, Any] = {"diagonal": dict(step=[0, 1])}
   out = []
@@ -50,7 +55,10 @@ def charts(workdir: pathlib.Path) -> tuple[dict[str, Any], list[dict]]:
     series: list[dict[str, Any]] = []
     for step in dict.fromkeys((steps[0], steps[-1])):
       if bins := found[step].get(of_set):
-        counts, confidence, accuracy, half = zip(*bins, strict=True)
+        numbers = [tuple(map(float, x)) for x in bins]
+        if not all(math.isfinite(x) for one in numbers for x in one):
+          raise ValueError(f"a bin of step {step} is not finite")
+        counts, confidence, accuracy, half = zip(*numbers, strict=True)
         axis = f"evaluate calibration {of_set} {step}"
         axes[axis] = dict(step=confidence)
         label = f"step {step}"

@@ -1,6 +1,5 @@
 """One page that compares the scores, curves and configs of several runs."""
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -32,9 +31,7 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
   """The data that compare.html.in shows."""
   names = _names(workdirs)
   lines = [run_log.read_metrics(x) for x in workdirs]
-  configs = []
-  for path in (x / "config.json" for x in workdirs):
-    configs.append(json.loads(path.read_text()) if path.exists() else {})
+  configs = [json_files.read_object(x / "config.json") for x in workdirs]
   axes, charts = _charts(names, lines)
   known = [
       x

@@ -4,11 +4,13 @@ samples.jsonl may be larger than memory: one pass finds the groups, and only the
 groups that the page shows are read.
 """
 
+import contextlib
 import json
 import pathlib
 import re
 from typing import Any, NamedTuple
 
+from rl_reason.base import json_files
 from rl_reason.monitoring.run_log import DOUBTFUL
 from rl_reason.report.charts import thin
 
@@ -21,7 +23,9 @@ MAX_STEPS, MAX_GROUPS = 40, 120  # that the page can show
 END_TOKENS, END_CHARACTERS = 150, 600  # head and tail of a cut response
 MAX_PROMPT = 2000  # characters
 MAX_DOUBTFUL = 200  # lines that are read
-_HEAD = re.compile(rb'\{"stage": "(\w+)", "step": (\d+)(?:, "group": (-?\d+))?')
+_HEAD = re.compile(
+    rb'\{"stage": "(\w+)", "step": (\d{1,18})(?:, "group": (-?\d{1,18}))?'
+)
 
 
 class Place(NamedTuple):
@@ -78,11 +82,9 @@ def read(path: pathlib.Path, places: list[Place]) -> list[dict]:
   with path.open("rb") as file:
     for offset, size in places:
       file.seek(offset)
-      try:
-        out.append(json.loads(file.read(size)))
-      except ValueError:
-        continue
-  return out
+      with contextlib.suppress(ValueError, RecursionError):
+        out.append(json_files.parse(file.read(size)))
+  return [x for x in out if isinstance(x, dict)]
 
 
 def groups(

@@ -5,12 +5,12 @@ when a run begins), of the prepared data and of machine.json. A setting without
 effect is left out.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import tasks
+from rl_reason.base import json_files
 from rl_reason.report import machine
 
 FILE = "model.json"
@@ -31,18 +31,16 @@ def describe(workdir: pathlib.Path, f: Mapping[str, Any]) -> list:
   if not f:
     return []
   f = _Fields(f)
-  sizes = _read(workdir / FILE)
-  sources = _read(workdir / "data" / "data.json").get("sources", [])
   facts = {
-      "model": _model(f, sizes),
-      "data": _data(f, sources),
+      "model": _model(f, sizes_of(workdir)),
+      "data": _data(f, sources_of(workdir)),
       "before RL": _before(f),
   }
   if f["rl.steps"]:
     facts |= {
         "reward": _reward(f),
         "algorithm": _algorithm(f),
-        "critic": _critic(f, sizes),
+        "critic": _critic(f, sizes_of(workdir)),
         "learning rate": _learning_rate(f),
         "batch": _batch(f),
     }
@@ -55,6 +53,22 @@ def describe(workdir: pathlib.Path, f: Mapping[str, Any]) -> list:
       "devices": _devices(f, machine.read(workdir)),
   }
   return [(name, text) for name, text in facts.items() if text]
+
+
+def sizes_of(workdir: pathlib.Path) -> dict[str, int]:
+  """The parameters of the networks of a run, by name; {} if unknown."""
+  path = workdir / FILE
+  found = json_files.read_object(path)
+  with json_files.damage_named(path):
+    return {name: int(x) for name, x in found.items() if x is not None}
+
+
+def sources_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """What the preparation of the data of a run kept of each source."""
+  path = workdir / "data" / "data.json"
+  found = json_files.read_object(path).get("sources", [])
+  with json_files.damage_named(path):
+    return [x | dict(kept=int(x["kept"]), use=str(x["use"])) for x in found]
 
 
 class _Fields(dict):
@@ -73,10 +87,6 @@ class _Fields(dict):
         if k not in (*GUARDS, *without)
     ]
     return f" ({', '.join(shown)})" if shown else ""
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-  return json.loads(path.read_text()) if path.exists() else {}
 
 
 def count(number: int) -> str:

@@ -1,7 +1,6 @@
 """The machine and the versions of a run: machine.json."""
 
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 
 import rl_reason
+from rl_reason.base import json_files
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
@@ -25,8 +25,8 @@ def read(workdir: pathlib.Path) -> dict[str, Any]:
   Earlier versions wrote the file environment.json.
   """
   for path in (workdir / FILE, workdir / OLD_FILE):
-    if path.exists():
-      return json.loads(path.read_text())
+    if found := json_files.read_object(path):
+      return found
   return {}
 
 

@@ -7,7 +7,6 @@ curves become means with bands, and long responses are cut in the middle.
 """
 
 import datetime
-import json
 import pathlib
 import shlex
 from collections.abc import Callable
@@ -15,7 +14,13 @@ from typing import Any
 
 import jax
 
-from rl_reason.base import config as config_lib, errors, json_files, kinds
+from rl_reason.base import (
+    config as config_lib,
+    errors,
+    fields as fields_lib,
+    json_files,
+    kinds,
+)
 from rl_reason.configs import base
 from rl_reason.monitoring import bands, run_log
 from rl_reason.report import (
@@ -52,17 +57,26 @@ TOTALS = {
 }
 
 
-def write(workdir: pathlib.Path) -> pathlib.Path:
+def write(
+    workdir: pathlib.Path, say: Callable[[str], None] = lambda _: None
+) -> pathlib.Path:
   """Writes workdir/report.html from the logs of the run.
 
   Args:
-    workdir: of a run, finished or not; any file may be missing.
+    workdir: of a run, finished or not; any file may be missing. What another
+      file than metrics.jsonl says is left out where it is damaged.
+    say: shows a line about each damaged file.
 
   Returns:
     the path of the page.
+
+  Raises:
+    RunError: metrics.jsonl is damaged.
   """
-  path = workdir / "report.html"
-  json_files.write_text(path, render("report", data_of(workdir)))
+  path, (data, damaged) = workdir / "report.html", _data(workdir)
+  for line in damaged:
+    say(line)
+  json_files.write_text(path, render("report", data))
   return path
 
 
@@ -90,24 +104,46 @@ def refresher(
 
 def data_of(workdir: pathlib.Path) -> dict[str, Any]:
   """The data that report.html.in shows."""
-  lines = run_log.read_metrics(workdir)
+  return _data(workdir)[0]
+
+
+def _data(workdir: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
+  """The data of the page, and a line for each damaged file."""
+  lines, damaged = run_log.read_metrics(workdir), {}
+
+  def part(read: Callable[..., Any], default: Any, *args: Any) -> Any:
+    try:
+      return read(*args)
+    except errors.RunError as e:
+      damaged[f"warning: left out of the report: {e}"] = None
+      return default
+
+  def of_samples(read: Callable[..., Any], default: Any, *args: Any) -> Any:
+    def named() -> Any:
+      with json_files.damage_named(samples):
+        return read(samples, *args)
+
+    return part(named, default)
+
   samples = workdir / "samples.jsonl"
-  path = workdir / "config.json"
-  config = json.loads(path.read_text()) if path.exists() else {}
+  config = part(_config, {}, workdir / "config.json")
   axes, charts = charts_of(lines)
-  more_axes, more_charts = calibration.charts(workdir)
+  more_axes, more_charts = part(calibration.charts, ({}, []), workdir)
   found = groups.index(samples)
-  pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
-  rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
-  shown, groups_note = groups.groups(samples, found, GROUPS_BYTES)
+  pairs, pairs_note = of_samples(groups.pairs, ([], ""), found, PAIRS_BYTES)
+  rejected, all_rejected = of_samples(groups.doubtful, ([], 0), DOUBTFUL_BYTES)
+  shown, groups_note = of_samples(groups.groups, ([], ""), found, GROUPS_BYTES)
   hashes = {k: v for k, v in config.items() if k.startswith(CONTENT)}
   fields = {k: v for k, v in config.items() if k not in hashes}
   rl = of_stage(lines, "rl")
-  return dict(
+  about = part(head.describe, [], workdir, config)
+  run = part(_run, [], workdir, lines)
+  of_machine = part(machine.read, {}, workdir)
+  data = dict(
       title=workdir.resolve().name,
       running=(rl[-1]["step"] if rl else 0) < config.get("rl.steps", 0),
-      about=head.describe(workdir, config),
-      notes=_notes(lines, config)
+      about=about,
+      notes=[*damaged, *_notes(lines, config)]
       + scores_lib.warnings(lines)
       + bands.of_run(lines, config),
       tiles=_tiles(lines),
@@ -122,11 +158,31 @@ def data_of(workdir: pathlib.Path) -> dict[str, Any]:
       groups=shown,
       groups_note=groups_note,
       replay=_replay(workdir, rl),
-      run=_run(workdir, lines),
+      run=run,
       changed=changed(fields),
       config=as_text(fields),
-      machine=as_text(machine.read(workdir) | hashes),
+      machine=as_text(of_machine | hashes),
   )
+  return data, [*damaged]
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+  """The flat config of a run, whose values have the types of their fields.
+
+  Raises:
+    RunError: it is damaged.
+  """
+  config = json_files.read_object(path)
+  base.get_config()
+  with json_files.damage_named(path):
+    for name, value in config.items():
+      if (spec := fields_lib.FIELDS.get(name)) is None:
+        continue
+      plain = tuple(value) if isinstance(value, list) else value
+      only_type = fields_lib.Spec(kind=spec.kind or type(spec.default))
+      if problem := only_type.problem(plain):
+        raise TypeError(f"{name} = {value!r}: {problem}")
+  return config
 
 
 def _doubtful_note(shown: int, total: int) -> str:

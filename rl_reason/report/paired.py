@@ -82,6 +82,8 @@ def read(path: pathlib.Path) -> Values:
     RunError: a line is damaged, or of another kind of file.
   """
   lines = json_files.read_jsonl(path)
+  with json_files.damage_named(path):
+    _require_values(lines)
   keys = {"set", "measure", "prompt", "scores"}
   if any(keys - line.keys() for line in lines):
     raise RunError(
@@ -89,6 +91,17 @@ def read(path: pathlib.Path) -> Values:
         " have the scores of a prompt"
     )
   return values_of(lines)
+
+
+def _require_values(lines: Iterable[Mapping[str, Any]]) -> None:
+  """Refuses scores that are no numbers, and names that are no texts."""
+  for line in lines:
+    for name in ("set", "measure", "prompt", "problem"):
+      if not isinstance(line.get(name, ""), str):
+        raise TypeError(f"{name} = {line[name]!r} is no text")
+    for name, x in line.get("scores", {}).items():
+      if not isinstance(x, int | float | None):
+        raise TypeError(f"the score {name} = {x!r} is no number")
 
 
 def values_of(lines: Iterable[Mapping[str, Any]]) -> Values:
