@@ -578,10 +578,17 @@ def test_kinds_of_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "answer"),
-    [("code", '{"tests": "1"}'), ("my:f", '{"tests": "1"}'), ("none", None)],
+    [
+        (
+            "code",
+            '{"tests": "assert f()", "names": [], "prompt": "", "stop": []}',
+        ),
+        ("my:f", '{"tests": "1"}'),
+        ("none", None),
+    ],
 )
 def test_a_reference_answer_may_be_an_object(tmp_path, kind, answer):
-  row = {"question": "?", "answer": {"tests": "1"} if answer else ""}
+  row = {"question": "?", "answer": json.loads(answer) if answer else ""}
   [one] = examples(write(tmp_path, row), kind=kind)
   assert one.answer == (answer or "")
   [none] = examples(write(tmp_path, row | {"answer": [1]}))
