@@ -58,6 +58,10 @@ def add(c) -> None:
   )
   extend(
       "rollout",
+      # Texts that end a response of one turn, as EOS does, and whether rewards
+      # and verifiers read them.
+      stop_strings=(),
+      include_stop_str_in_output=field(False, needs="rollout.stop_strings"),
       group_sizes=function("group_sizes"),  # by_length, by_variance
       priority=function("priority"),  # failure_rate, learnability
       # Of problems: what group sizes, advantages, priorities compare them by.

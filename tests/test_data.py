@@ -115,6 +115,31 @@ def test_the_text_of_a_response_is_without_what_ended_it(
     assert tok.decode(ids[: place + 1]) == text
 
 
+@pytest.mark.parametrize(
+    ("strings", "response", "cut", "kept"),
+    [
+        (("12",), "0123", "0", "012"),  # a token may go on after the string
+        (("12", "01"), "0123", "", "01"),  # the one that is complete first
+        (("012", "12"), "0123", "", "012"),
+        (("12",), "0<eos>", "0", "0"),
+        (("12",), "12", "", "12"),
+        (("3", "45"), "0<|im_end|>3", "0<|im_end|>", "0<|im_end|>3"),
+    ],
+)
+def test_the_text_of_a_response_ends_at_a_stop_string(
+    strings, response, cut, kept
+):
+  tok = tokenizer.characters("0123")
+  tok.add_special_tokens(dict(additional_special_tokens=["<|im_end|>"]))
+  ids = tokenizer.encode(tok, [response])[0]
+  for keep, text in ((False, cut), (True, kept)):
+    tokenizer.end_with(tok, (), strings, keep=keep)
+    assert tokenizer.decode(tok, np.array([ids]), [len(ids)]) == [text]
+    if text:
+      (place,) = tokenizer.last_tokens(tok, ids, text, [len(text)])
+      assert tok.decode(ids[: place + 1]) == text
+
+
 def test_load_wants_an_eos(tmp_path):
   path = save(tmp_path, ["?", *"0123456789+-=;#"])
   with pytest.raises(ConfigError, match="has no EOS token; set eos_token"):

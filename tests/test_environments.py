@@ -186,6 +186,24 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
         ({"environment.name": "json:JSONDecoder"}, "has no method step"),
         ({"environment.stop_strings": ("#",)}, "one turn"),
         ({"environment.workers": 2}, "one turn"),
+        (
+            {"environment.name": "guess", "rollout.stop_strings": ("#",)},
+            "end a turn in environment.stop_strings",
+        ),
+        ({"rollout.stop_strings": ("a", "")}, "none of them empty"),
+        ({"rollout.stop_strings": ("a" * 300,)}, "300 bytes, more than 256"),
+        (
+            {
+                "rollout.stop_strings": ("#",),
+                "rollout.engine.name": "vllm",
+                "rollout.engine.args.transfer": "m:f",
+            },
+            "stop_strings = .*for the sampler of this package",
+        ),
+        (
+            {"rollout.include_stop_str_in_output": True},
+            "does nothing without rollout.stop_strings",
+        ),
         ({"advantage.name": "returns_by_turn"}, "one turn"),
         ({"environment.name": "guess", "reward.correct": 2.0}, "environment"),
         (
@@ -205,3 +223,26 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
 def test_a_config_that_cannot_work(fields, text):
   with pytest.raises(ConfigError, match=text):
     checked.checked(str(ROOT / "configs" / "dapo.py"), fields)
+
+
+@pytest.mark.parametrize(
+    ("string", "fields", "warned"),
+    [
+        ("</answer>", {"reward.functions": "tags"}, True),
+        ("</answer>", {}, False),
+        ("\nQuestion:", {"reward.functions": "tags"}, False),
+        (
+            "</answer>",
+            {
+                "reward.functions": "tags",
+                "rollout.include_stop_str_in_output": True,
+            },
+            False,
+        ),
+    ],
+)
+def test_a_stop_string_that_the_format_needs_is_said(string, fields, warned):
+  given = fields | {"rollout.stop_strings": (string,)}
+  _, notes = checked.checked(str(ROOT / "configs" / "dapo.py"), given)
+  remedy = "set rollout.include_stop_str_in_output = True"
+  assert any(remedy in x for x in notes) == warned

@@ -195,6 +195,11 @@ def test_an_export_stops_where_the_run_stopped(
   assert found == (before or {}) | dict(eos_token_id=after)
   read = transformers.GenerationConfig.from_pretrained(out)
   assert read.eos_token_id == after
+  strings = ["\nQuestion:", "</answer>"]
+  ends = dict(stop_ids=stop_ids, stop_strings=strings)
+  hf.save(out, params, table, tiny.CFG, source=source, **ends)
+  read = transformers.GenerationConfig.from_pretrained(out)
+  assert (read.eos_token_id, read.stop_strings) == (after, strings)
 
 
 def test_a_shape_that_no_family_has_is_not_written(tmp_path):

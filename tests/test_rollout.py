@@ -8,12 +8,16 @@ import numpy as np
 import padded
 import pytest
 import tiny
+import tokenizers
+import transformers
 from scipy import stats
 
+from rl_reason.data import tokenizer
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.rollout.sampler import Sampled
 from rl_reason.rollout.sampling_filters import Filters
+from rl_reason.rollout.stop_strings import StopStrings
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -115,6 +119,111 @@ def test_several_tokens_may_end_a_response(filtered):
     assert at == ([] if cut else [length - 1]) and (not cut or length == T)
     ended += not cut and tokens[length - 1] == STOP
   assert ended > 10
+
+
+@pytest.mark.parametrize("strings", [("1-",), ("12", "#3", "=4=")])
+def test_a_stop_string_ends_a_response(base, strings):
+  """At the token that completes it; nothing before changes, with any slots."""
+  ends = StopStrings(tiny.TOK, tiny.CFG.vocab, strings, (EOS,))
+  rows, stopped = sample(tiny.prompts(32), eos=ends), 0
+  for b, length in enumerate(base.lengths_B):
+    pieces = tokenizer.pieces(tiny.TOK, base.tokens_BL[b, P : P + length])
+    text = "".join(x if len(x) == 1 else "?" for x in pieces)
+    wholes = (x for x in range(1, length + 1) if text[:x].endswith(strings))
+    end = next(wholes, None)
+    assert rows.truncated_B[b] == (end is None and base.truncated_B[b])
+    end = end or length
+    assert rows.lengths_B[b] == end
+    here = slice(P, P + end)
+    np.testing.assert_array_equal(
+        rows.tokens_BL[b, here], base.tokens_BL[b, here]
+    )
+    assert (rows.tokens_BL[b, P + end :] == tiny.TOK.pad_token_id).all()
+    np.testing.assert_allclose(
+        rows.logps_BT[b, :end], base.logps_BT[b, :end], atol=1e-5
+    )
+    stopped += end < length
+  assert stopped > 4
+  # With fewer slots, and continued from the middle of a string.
+  few = sample(tiny.prompts(32), eos=ends, slots=16)
+  lengths_B = np.minimum(rows.lengths_B, 2)
+  part, ended_B = stop(rows, lengths_B)
+  resumed = Sampled(part, ended_B)
+  for other in few, sample(tiny.prompts(32), eos=ends, resumed=resumed):
+    np.testing.assert_array_equal(other.tokens_BL, rows.tokens_BL)
+    np.testing.assert_array_equal(other.truncated_B, rows.truncated_B)
+  gap = np.abs(trainer_logps(rows) - rows.logps_BT)[rows.mask_BT]
+  assert gap.max() <= 1e-4
+
+
+LEVEL = tokenizers.pre_tokenizers.ByteLevel
+SPLIT = tokenizers.pre_tokenizers
+
+
+def trained(kind):
+  """A tokenizer whose tokens have several bytes, or a part of a character."""
+  fast = tokenizers.Tokenizer(
+      tokenizers.models.BPE(byte_fallback=kind == "sentencepiece")
+  )
+  alphabet, special = [], ["<eos>"]
+  if kind == "byte_level":
+    fast.pre_tokenizer = LEVEL(add_prefix_space=False)
+    fast.decoder, alphabet = tokenizers.decoders.ByteLevel(), LEVEL.alphabet()
+  elif kind == "sentencepiece":
+    fast.pre_tokenizer = SPLIT.Metaspace()
+    decoders = tokenizers.decoders
+    fast.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special += [f"<0x{x:02X}>" for x in range(256)]
+  else:
+    fast.decoder = tokenizers.decoders.Fuse()
+  trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=700, special_tokens=special, initial_alphabet=sorted(alphabet)
+  )
+  texts = [
+      "Question: x</answer> the answer is 4.\nAnswer: 4 </s>" * 3,
+      "abcdefghijklmnopqrstuvwxyz 0123456789 :</>\n.Q A",
+  ]
+  fast.train_from_iterator(texts, trainer)
+  return transformers.PreTrainedTokenizerFast(
+      tokenizer_object=fast, eos_token="<eos>"
+  )
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "characters"])
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("the answer is 4.\nQuestion: the", "4.\nQuestion:"),
+        ("is 4 </answer>\nthe answer", "is 4 </answer>"),
+        ("\n\nQuestion: x\nQuestion x", ""),
+        ("\nQuest\nQuestion: answer", "\nQuest\nQuestion:"),
+        ("答案 是 4 😀! the", "答案 是 4 😀!"),
+        ("the answer is <", None),
+    ],
+)
+def test_a_stop_string_is_found_however_it_is_split(kind, text, end):
+  strings = "\nQuestion:", "</answer>", "😀!", "\n\n"
+  tok = trained(kind)
+  if kind == "characters" and not text.isascii():
+    pytest.skip("has no such characters")
+  ends = StopStrings(tok, len(tok) + 3, strings, (tok.eos_token_id,))
+  ids = np.array(tokenizer.encode(tok, [text])[0], np.int32)
+  at = np.arange(len(ids))
+  found = np.asarray(ends(ids, np.tile(ids, (len(ids), 1)), at, at))
+  texts = [tok.decode(ids[: n + 1]) for n in at]
+  wanted = [any(x in shown for x in strings) for shown in texts]
+  assert (end is not None) == any(wanted)
+  if any(wanted):
+    assert found.argmax() == wanted.index(True)
+  else:
+    assert not found.any()
 
 
 def test_groups_are_adjacent_and_carry_their_prompt(base):
@@ -314,7 +423,7 @@ def test_sampler_and_trainer_agree_over_many_blocks(long):
 def stop(whole, lengths_B):
   """Partial rollouts: responses cut off after so many tokens."""
   lengths_B = np.minimum(lengths_B, whole.lengths_B)
-  so_far_BT = np.arange(LONG) < lengths_B[:, None]
+  so_far_BT = np.arange(whole.mask_BT.shape[1]) < lengths_B[:, None]
   ended_B = lengths_B == whole.lengths_B
   pad = tiny.TOK.pad_token_id
   tokens_BT = np.where(so_far_BT, whole.tokens_BL[:, P:], pad)

@@ -55,6 +55,8 @@ VALUES = (
     "sft.",
     "rollout.max_tokens",
     "rollout.stop_tokens",
+    "rollout.stop_strings",
+    "rollout.include_stop_str_in_output",
     "rollout.add_special_tokens",
     "rollout.temperature",
     "rollout.top_k",
@@ -113,6 +115,7 @@ EARLIER = {"rollout.add_special_tokens": False}
 ELSEWHERE = (
     *("task.name", "task.difficulties", "rollout.max_prompt"),
     *("rollout.max_tokens", "rollout.stop_tokens", "environment.max_turns"),
+    *("rollout.stop_strings", "rollout.include_stop_str_in_output"),
     *("environment.turn_tokens", "environment.phrase", "reward.seconds"),
     *("rollout.weights", "rollout.cache", "export.precision"),
 )

@@ -9,7 +9,8 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
-from rl_reason.data import prompt_stream
+from rl_reason.data import prompt_stream, templates
+from rl_reason.tasks import reward_terms
 
 TINY = 256  # width of a model that learns at the rates of random parameters
 
@@ -50,6 +51,27 @@ def prompts(c) -> Iterator[Rule]:
           "fewer than 10% of prompts come again within 10 steps, and the others"
           " have no pass rate: use fewer task.difficulties, or rollout.types ="
           " 'difficulty'"
+      )
+
+
+def stop_strings(c) -> Iterator[Rule]:
+  """Stop strings that the asked format of a response needs."""
+  r = c.rollout
+  asked = [
+      templates.choose(c.data.template, kind).response
+      for kind in templates.TEMPLATES
+      if c.task.name == tasks.FILES
+  ]
+  terms = reward_terms.terms(c.reward.functions)
+  asked += ["<think></think><answer></answer>"] * any(
+      x.name == "tags" for x in terms
+  )
+  for string in r.stop_strings:
+    if not r.include_stop_str_in_output and any(string in x for x in asked):
+      yield "rollout.stop_strings", (
+          f"{string!r} is a part of the format that data.template or"
+          " reward.functions ask for, and is cut from the text of a response:"
+          " set rollout.include_stop_str_in_output = True"
       )
 
 

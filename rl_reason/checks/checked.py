@@ -57,6 +57,7 @@ RULES = (
 )
 CAUTIONS = (
     cautions.prompts,
+    cautions.stop_strings,
     cautions.sft,
     cautions.off_policy,
     cautions.rates,

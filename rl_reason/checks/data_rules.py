@@ -107,8 +107,11 @@ def environment(c) -> Iterator[Rule]:
     yield "environment.executor", (
         "the verifier has processes of its own: leave it at 'thread'"
     )
-  if not all(isinstance(x, str) and x for x in e.stop_strings):
-    yield "environment.stop_strings", "must be texts, none of them empty"
+  if c.rollout.stop_strings:
+    yield "rollout.stop_strings", (
+        "end a response of one turn: name the texts that end a turn in"
+        " environment.stop_strings"
+    )
   if c.rollout.partial_groups:
     yield "rollout.partial_groups", (
         "an unfinished trajectory would have to keep its environment until the"

@@ -82,7 +82,12 @@ def of_rollout(tok: Any, rollout: Any) -> None:
   Raises:
     ConfigError: a stop token is no token.
   """
-  tokenizer.end_with(tok, rollout.stop_tokens)
+  tokenizer.end_with(
+      tok,
+      rollout.stop_tokens,
+      rollout.stop_strings,
+      keep=rollout.include_stop_str_in_output,
+  )
   if not rollout.add_special_tokens:
     tokenizer.begin_with(tok, ())
 

@@ -118,9 +118,9 @@ def partial_groups(c) -> Iterator[Rule]:
 def engine(c) -> Iterator[Rule]:
   """What samples: our sampler, devices of its own, or another engine."""
   other = c.rollout.engine.name != "own"
-  for name in ("weights", "cache", "partial_groups"):
+  for name in ("weights", "cache", "partial_groups", "stop_strings"):
     value = c.rollout[name]
-    if other and value not in ("same", 0):
+    if other and value not in ("same", 0, ()):
       yield f"rollout.{name}", (
           f"{value!r} is for the sampler of this package: leave the field out,"
           " or set rollout.engine.name = 'own'"

@@ -16,6 +16,8 @@ from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files, reward_terms, several
 
+STOP_BYTES = 256  # of all stop strings: the tables of the decode loop
+
 
 def _kinds(c) -> None:
   for kind in datasets.assignments(c.data.kind).values():
@@ -36,6 +38,20 @@ def _mixture(name: str) -> Callable[[Any], Any]:
   return lambda c: at(c, name) and facts.mixture(at(c, name))
 
 
+def _stop_strings(name: str) -> Callable[[Any], None]:
+  def read(c):
+    strings = at(c, name)
+    if not all(isinstance(x, str) and x for x in strings):
+      raise ValueError("must be texts, none of them empty")
+    if (size := sum(len(x.encode()) for x in strings)) > STOP_BYTES:
+      raise ValueError(
+          f"has {size} bytes, more than {STOP_BYTES}: shorten the texts; their"
+          " beginnings suffice"
+      )
+
+  return read
+
+
 # Field -> reads its text; raises ValueError if it has another form.
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "task.name": lambda c: tasks.get(c.task.name),
@@ -47,6 +63,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.answer_as": lambda c: datasets.meanings(c.data.answer_as),
     "data.template": lambda c: templates.choose(c.data.template, ""),
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
+    "rollout.stop_strings": _stop_strings("rollout.stop_strings"),
+    "environment.stop_strings": _stop_strings("environment.stop_strings"),
     "reward.functions": _rewards,
     "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
     "evaluate.perturb": lambda c: perturbations.parse(

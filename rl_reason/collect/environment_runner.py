@@ -149,24 +149,3 @@ class Environments:
     self._proved = True
     for failure in failures:
       self._failures.add(failure.reason)
-
-
-def stop_candidates(tok, stop_strings: Sequence[str]) -> tuple[int, ...]:
-  """Tokens that may complete one of the strings.
-
-  The sampler pauses at each of these tokens, and the host looks for the strings
-  in the text, which does not depend on how a string is split into tokens.
-  """
-
-  def completes(text: str, stop: str) -> bool:
-    starts = range(1, min(len(text), len(stop)) + 1)
-    return stop in text or any(stop.endswith(text[:n]) for n in starts)
-
-  if not stop_strings:
-    return ()
-  texts = tok.batch_decode([[i] for i in range(len(tok))])
-  return tuple(
-      i
-      for i, text in enumerate(texts)
-      if any(completes(text, stop) for stop in stop_strings)
-  )

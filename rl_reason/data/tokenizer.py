@@ -126,17 +126,35 @@ class Ends(NamedTuple):
 
   Attributes:
     ids: EOS and the stop tokens.
+    strings: texts, however they are split into tokens.
+    keeps_string: whether the text of a response keeps the string that ended it.
   """
 
   ids: tuple[int, ...]
+  strings: tuple[str, ...] = ()
+  keeps_string: bool = False
 
   def before(self, ids: Sequence[int]) -> Sequence[int]:
     """The tokens of a response without the token that ended it."""
     return ids[:-1] if len(ids) and ids[-1] in self.ids else ids
 
+  def text(self, text: str) -> str:
+    """The text up to the string that is complete first."""
+    ends = ((text.find(x) + len(x), x) for x in self.strings if x in text)
+    if (first := min(ends, default=None)) is None:
+      return text
+    end, string = first
+    return text[: end if self.keeps_string else end - len(string)]
 
-def end_with(tok, stop_tokens: Sequence[str] = ()) -> None:
-  """Lets responses of a tokenizer end with further tokens than EOS.
+
+def end_with(
+    tok,
+    stop_tokens: Sequence[str] = (),
+    stop_strings: Sequence[str] = (),
+    *,
+    keep: bool = False,
+) -> None:
+  """Lets responses of a tokenizer end with more than EOS.
 
   All code that samples or reads responses has the tokenizer, and calls
   `response_ends`.
@@ -144,6 +162,9 @@ def end_with(tok, stop_tokens: Sequence[str] = ()) -> None:
   Args:
     tok: the tokenizer.
     stop_tokens: texts of the tokens.
+    stop_strings: texts that several tokens may spell.
+    keep: whether the text of a response keeps the string that ended it (vLLM's
+      `include_stop_str_in_output`).
 
   Raises:
     ConfigError: a text is not one token.
@@ -155,7 +176,7 @@ def end_with(tok, stop_tokens: Sequence[str] = ()) -> None:
           f"rollout.stop_tokens: {text!r} is no token of the tokenizer; leave"
           " it out, or add it to the tokenizer and to the model"
       )
-  tok.response_ends = Ends((tok.eos_token_id, *ids))
+  tok.response_ends = Ends((tok.eos_token_id, *ids), tuple(stop_strings), keep)
 
 
 def response_ends(tok) -> Ends:
@@ -285,17 +306,18 @@ def spell(encoded: Callable[[str], Any], text: str) -> Any:
 
 
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
-  """The text of each response without the token that ended it, if one did.
+  """The text of each response without the token or the string that ended it.
 
   Other special tokens stay in the text, so that verifiers and readers see them.
   """
-  before = response_ends(tok).before
-  return tok.batch_decode(
+  ends = response_ends(tok)
+  texts = tok.batch_decode(
       [
-          before(row[:n])
+          ends.before(row[:n])
           for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)
       ]
   )
+  return [*map(ends.text, texts)]
 
 
 class Detokenizer:
@@ -352,7 +374,7 @@ def last_tokens(
   """
   ids = [*response_ends(tok).before(ids)]
   found = pieces(tok, ids)
-  if "".join(found) == text:
+  if "".join(found).startswith(text):
     lengths = list(itertools.accumulate(map(len, found)))
     return [bisect.bisect_left(lengths, end) for end in ends]
 

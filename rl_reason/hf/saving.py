@@ -39,6 +39,7 @@ def save(
     tokenizer=None,
     card: str = "",
     stop_ids: Sequence[int] = (),
+    stop_strings: Sequence[str] = (),
     context: int = 2048,
     precision: str = "same",
     shard_bytes: int = 5_000_000_000,
@@ -59,6 +60,7 @@ def save(
     tokenizer: tokenizer to write; None for the tokenizer of the source.
     card: text of README.md; '' for none.
     stop_ids: tokens that end a response, for generation_config.json.
+    stop_strings: texts that end a response, for the same file.
     context: maximum number of tokens, without a source.
     precision: 'same' for the dtypes of the source; 'bfloat16', or 'int8' and
       'int4' of `quantization`, of a language model.
@@ -145,7 +147,7 @@ def save(
         if (source.path / name).is_file():
           shutil.copyfile(source.path / name, work / name)
     if stop_ids:
-      _stop_at(work / GENERATION, stop_ids)
+      _stop_at(work / GENERATION, stop_ids, stop_strings)
     if card:
       (work / "README.md").write_text(card)
     shutil.rmtree(directory, ignore_errors=True)
@@ -197,12 +199,17 @@ def _save_tokenizer(directory: pathlib.Path, tokenizer) -> None:
   model_files.write_json(directory / GENERATION, generation)
 
 
-def _stop_at(path: pathlib.Path, stop_ids: Sequence[int]) -> None:
-  """Adds tokens that end a response to a generation config."""
+def _stop_at(
+    path: pathlib.Path, stop_ids: Sequence[int], stop_strings: Sequence[str]
+) -> None:
+  """Adds what ends a response to a generation config."""
   fields = model_files.read_json(path) if path.is_file() else {}
-  before = fields.get("eos_token_id")
+  old, before = dict(fields), fields.get("eos_token_id")
   known = before if isinstance(before, list) else [before]
   ids = [*dict.fromkeys(x for x in (*stop_ids, *known) if x is not None)]
   if {*ids} != {*known}:
     fields["eos_token_id"] = ids if len(ids) > 1 else ids[0]
+  if stop_strings:
+    fields["stop_strings"] = [*stop_strings]
+  if fields != old:
     model_files.write_json(path, fields)

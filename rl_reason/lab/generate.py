@@ -50,7 +50,8 @@ PURPOSE = "generate"  # names the streams of prompts and of keys
 FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
-    "rollout.add_special_tokens",
+    *("rollout.add_special_tokens", "rollout.stop_strings"),
+    "rollout.include_stop_str_in_output",
     *("rollout.weights", "rollout.cache", "generate."),
     "content.",  # hashes of files, so that their paths may change
 )

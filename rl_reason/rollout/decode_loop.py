@@ -125,7 +125,7 @@ def decode(
     *,
     cfg: decoder.ModelConfig,
     group_size: int,
-    eos: int | tuple[int, ...],
+    eos: Any,
     filters: Filters | None,
     bursts: int = CHUNK,
 ) -> tuple[Queue, Slots, tuple[Array, Array]]:
@@ -223,7 +223,8 @@ def _step(params: Tree, cfg, eos, filters, order_B, _, carry):
 
   # Write the token to its response. Writes of empty slots are dropped, because
   # their row is out of bounds.
-  is_eos_B = jnp.isin(token_B, np.array(eos))
+  new = token_B, queue.tokens_RT, row_B, t_B
+  is_eos_B = eos(*new) if callable(eos) else jnp.isin(token_B, np.array(eos))
   active_B = (row_B < rows) & ~is_eos_B & (t_B + 1 < queue.limit_R[row_B])
   queue = queue.replace(
       tokens_RT=queue.tokens_RT.at[row_B, t_B].set(token_B, mode="drop"),

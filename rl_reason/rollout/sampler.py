@@ -62,7 +62,7 @@ class Sampler:
     cfg: of the model.
     group_size: G.
     max_tokens: T, the longest response, EOS included.
-    eos: token that ends a response and stays in it, or several of them.
+    eos: token(s) that end a response and stay in it, or a `StopStrings`.
     pad: token that fills the rest of a row.
     filters: top-k, top-p and others; log-probs are those BEFORE the filters.
     slots: rows that decode at a time (vLLM's max_num_seqs); 0: all rows.
@@ -75,7 +75,7 @@ class Sampler:
   cfg: decoder.ModelConfig
   group_size: int
   max_tokens: int
-  eos: int | tuple[int, ...]
+  eos: Any
   pad: int
   filters: Filters | None = None
   slots: int = 0

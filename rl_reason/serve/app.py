@@ -26,6 +26,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from rl_reason.data import tokenizer
 from rl_reason.serve import choices, feedback, filters, protocol
 from rl_reason.serve.engine import Closed, Engine, Scores
 from rl_reason.serve.middleware import ROUTES, Guard
@@ -272,7 +273,8 @@ class Server:
       )
     for prompt in prompts:
       self.metrics.prompt(len(prompt.ids))
-    stops = Stops((*p.eos, *how.stop_token_ids), how.stops)
+    own = tokenizer.response_ends(self._tok).strings
+    stops = Stops((*p.eos, *how.stop_token_ids), (*own, *how.stops))
     make = lambda: Response(self._tok, stops)  # noqa: E731
     return Run(self._engine, prompts, how, limit, make, self._timeout)
 

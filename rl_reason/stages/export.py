@@ -94,6 +94,7 @@ def save_network(
     **options: Any,
 ) -> None:
   """`hf.save` with dtypes and tokenizer of the run's start, and its ends."""
+  ends = tokenizer.response_ends(tok)
   hf.save(
       path,
       params,
@@ -101,7 +102,8 @@ def save_network(
       cfg,
       source=source,
       tokenizer=tok if c.tokenizer or not source else None,
-      stop_ids=tokenizer.response_ends(tok).ids,
+      stop_ids=ends.ids,
+      stop_strings=ends.strings,
       context=c.rollout.max_prompt + c.rollout.max_tokens,
       **options,
   )

@@ -28,7 +28,7 @@ import jax
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.checks import facts, prompt_lengths
-from rl_reason.collect.environment_runner import Environments, stop_candidates
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
 from rl_reason.data.pipelines import RowSource
@@ -39,6 +39,7 @@ from rl_reason.monitoring import loggers, run_log
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.rollout.stop_strings import StopStrings
 from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms, several
 
@@ -154,11 +155,14 @@ def engine(
     c, tok: Any, cfg: decoder.ModelConfig, mesh, display: Display
 ) -> RolloutEngine:
   """The engine of this package, on a mesh."""
-  ends = tokenizer.response_ends(tok).ids
+  ends = tokenizer.response_ends(tok)
+  eos: tuple[int, ...] | StopStrings = ends.ids
+  if strings := c.environment.stop_strings or ends.strings:
+    eos = StopStrings(tok, cfg.vocab, strings, ends.ids)
   return RolloutEngine(
       cfg,
       mesh,
-      eos=(*ends, *stop_candidates(tok, c.environment.stop_strings)),
+      eos=eos,
       pad=tok.pad_token_id,
       max_tokens=c.rollout.max_tokens,
       slots=c.rollout.slots,
