@@ -20,7 +20,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import verifiers
-from rl_reason.data import datasets, screening
+from rl_reason.data import datasets, preparation_report, screening
 from rl_reason.stages import prepare
 from rl_reason.verifiers import code, sandbox
 
@@ -399,3 +399,32 @@ def test_answers_contradict_each_other_whatever_the_responses(make, tmp_path):
   place = run(make(pairs), tmp_path)
   assert [row.answer for row in rows(place)] == ["2", "2.0"]
   assert report(place)["dropped"] == {screening.CONTRADICTION: 2}
+
+
+def test_lists_whose_order_does_not_matter_are_said(
+    make, tmp_path, monkeypatch
+):
+  """With the remedy, which compares the order; brackets have one already."""
+  for kind in ("math", "ordered"):
+    monkeypatch.setitem(verifiers.KINDS, kind, f"rl_reason.verifiers.{kind}")
+  data = [
+      ("Sort 7, 3, 5!", "3, 5, 7"),
+      ("Roots?", "1 and 2"),
+      ("Point?", "(3, 5)"),
+      ("Thousand?", "1,000"),
+      ("Which?", "3 is the only possible value"),
+      ("Why?", "the value exists for every number that divides the others"),
+      ("When?", "0 is impossible if it has a root"),
+  ]
+  run(make(data), tmp_path / "math")
+  found = report(tmp_path / "math" / "data")
+  assert (found["lists"], found["listed"]) == (2, "3, 5, 7")
+  assert found["dropped"] == {screening.UNVERIFIABLE: 2}
+  [line] = [
+      x for x in preparation_report.lines([found], True) if "'ordered'" in x
+  ]
+  assert "2 reference answers" in line and "'3, 5, 7'" in line
+  assert "data.kind = 'ordered'" in line
+  first, *_ = rows(run(make(data, kind="ordered"), tmp_path / "ordered"))
+  assert first.kind == "ordered"
+  assert not report(tmp_path / "ordered" / "data")["lists"]

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rl_reason.verifiers import math, numeric
+from rl_reason.verifiers import math, numeric, ordered
 
 # Groups `reference == answer  answer != answer  answer`, four spaces between.
 TABLE = r"""
@@ -223,6 +223,66 @@ def test_table(category):
     text = f"So it is\n\\boxed{{{answer}}}"
     assert math.verify(text, reference) is same, case
     assert math.usable(reference) or not same, case
+
+
+# --- prose, and lists in order -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["0 is impossible", "0 if x", "it is 0", "0 impossible", "0 at x"],
+        *["there is no x = 0", "0 would be absurd", "nothing times 0"],
+        *["0 is undefined", "0 cannot be", "impossible 0", "0 by itself"],
+    ],
+)
+def test_words_are_no_products_of_letters(text):
+  assert not math.verify(f"\\boxed{{{text}}}", "0")
+
+
+def test_letters_side_by_side_are_products():
+  for one, other in (
+      ("ax + by = c", "by + ax = c"),
+      ("v_0 + at", "at + v_0"),
+      ("2abi + an", "an + 2abi"),
+      ("mgh + 1", "1 + hgm"),
+      ("2xyz", "2zxy"),
+      ("nRT + 1", "1 + RnT"),
+  ):
+    assert math.equal(one, other), one
+  assert not math.equal("2xyz", "2")
+  assert math.equal("Bob, Alice", "\\text{Alice}, \\text{Bob}")
+  assert not math.equal("Ecila, Obb", "Alice, Bob")
+
+
+def test_references_that_no_short_answer_equals():
+  for text in (
+      "0 is impossible if it has a root",
+      "7 if n is even and 8 otherwise",
+      "the sequence converges for every number that it starts with",
+  ):
+    assert not math.usable(text), text
+  for text in ("3 is the only possible value", "3 is the solution"):
+    assert math.usable(text) and math.verify("\\boxed{3}", text), text
+  for text in ("all real numbers", "red, green and blue", "does not exist"):
+    assert math.usable(text), text
+
+
+def test_the_order_of_a_list_counts_in_one_kind():
+  for reference, right, wrong in (
+      ("3, 5, 7", ("3, 5, 7", "(3, 5, 7)", "3, 5 and 7"), ("7, 3, 5", "3, 5")),
+      ("ant, bee, cow", ("Ant, bee, cow",), ("bee, ant, cow", "cow, bee, ant")),
+      ("1/2, 0.75", ("0.5, 3/4",), ("3/4, 0.5", "{3/4, 1/2}")),
+      ("2, 2, 3", ("2, 2, 3",), ("2, 3, 2", "2, 3")),
+      ("42", ("42", "x = 42"), ("41",)),
+  ):
+    assert ordered.usable(reference)
+    for text in right:
+      assert ordered.verify(f"\\boxed{{{text}}}", reference), text
+    for text in wrong:
+      assert not ordered.verify(f"\\boxed{{{text}}}", reference), text
+  assert math.verify("\\boxed{7, 3, 5}", "3, 5, 7")  # a set
+  assert not ordered.verify("", "3, 5")
 
 
 # --- hostile text ------------------------------------------------------------

@@ -564,7 +564,8 @@ def _unknown(
     choices = known_sets.Choices(question, cell, names, correct, meaning)
     detect = functools.cache(lambda: _detected(source, choices))
     question, cell = choices._replace(detect=detect).fields()
-  readers = {"math": known_sets.math_answer(cell), "choice": cell}
+  listed = known_sets.math_answer(cell)
+  readers = {"math": listed, "ordered": listed, "choice": cell}
   if kind == "code":
     readers["code"] = code_rows.answer(mapping["answer"])
     question = code_rows.question(question, mapping["answer"])

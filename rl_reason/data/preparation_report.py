@@ -28,6 +28,8 @@ class Tally:
   kept: int = 0
   references: int = 0  # answers that were checked
   verified: int = 0  # ... and can be verified
+  lists: int = 0  # ... and are lists whose order does not matter
+  listed: str = ""  # the first of these
   programs: int = 0  # of rows, that were run against the tests of their rows
   failed: int = 0  # ... whose verification failed
   unchecked: int = 0  # ... and that were not run
@@ -169,6 +171,12 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       )
     if remedy := shared_words(t["dropped"], t["read"]):
       out.append(f"warning: most rows of {t['source']} are dropped: {remedy}")
+    if count := t.get("lists", 0):
+      out.append(
+          f"{count:,} reference answers of {t['source']} are lists, as in"
+          f" {t['listed'][:80]!r}, whose order does not matter: data.kind ="
+          " 'ordered' compares the order, and an answer in brackets has one"
+      )
     if t["use"] == "train" and (prompt := t.get("first")):
       shown = prompt[:SHOWN] + "..." * (len(prompt) > SHOWN)
       out.append(f"the first prompt, as the model reads it: {shown!r}")

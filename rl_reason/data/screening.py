@@ -61,6 +61,7 @@ UNMEASURED = (
 )
 MALFORMED = "the row is malformed"
 EMPTY = "the question is empty"
+# It is outside of the grammar, or a sentence that no short answer equals.
 UNVERIFIABLE = "the reference answer cannot be verified"
 NO_TOKEN = "the prompt has no token"
 LONG = "the prompt is longer than rollout.max_prompt"
@@ -233,6 +234,9 @@ CORRUPT = (
 )
 
 
+_LIST = re.compile(r"[,;]|\b(?:and|or)\b|\\pm")  # what a list may contain
+
+
 class ReferenceChecker:
   """Checks reference answers in worker processes, which may hang or crash.
 
@@ -246,6 +250,7 @@ class ReferenceChecker:
   def __init__(self, pool: workers.Pool):
     self._pool = pool
     self._pending: dict[tuple[str, str], concurrent.futures.Future] = {}
+    self._lists: dict[str, concurrent.futures.Future] = {}
 
   def submit(self, examples: list[Example]) -> None:
     """Starts to check the reference answers of the next examples."""
@@ -255,6 +260,18 @@ class ReferenceChecker:
         (verifiers.path(kind), "usable", answer) for kind, answer in answers
     )
     self._pending = dict(zip(answers, futures, strict=True))
+    perhaps = [x for kind, x in answers if kind == "math" and _LIST.search(x)]
+    path = verifiers.path("math")
+    futures = self._pool.submit((path, "is_bare_list", x) for x in perhaps)
+    self._lists = dict(zip(perhaps, futures, strict=True))
+
+  def is_bare_list(self, example: Example) -> bool:
+    """Whether the reference answer is a list whose order does not matter."""
+    pending = self._lists.get(example.answer)
+    if not pending or example.kind != "math":
+      return False
+    [out] = self._pool.results([pending])
+    return not out.failure and bool(out.value)
 
   def checks(self, example: Example) -> bool:
     """Whether the example has a reference answer that can be checked."""

@@ -1,8 +1,8 @@
 """Prompt templates: the form of prompts and of responses to imitate.
 
-Each kind of row (math, code, choice, none) has its own templates by the name of
-a style. `plain` is the question alone. The other styles ask for a format of the
-response in which the final answer can be found: `dapo` a last
+Each kind of row (math, ordered, code, choice, none) has its own templates by
+the name of a style. `plain` is the question alone. The others ask for
+a format of the response in which the final answer can be found: `dapo` a last
 line "Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and
 answer tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et
 al. 2024, arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes
@@ -94,6 +94,7 @@ TEMPLATES = {
     },
     verifiers.NONE: {"plain": _PLAIN, "r1_zero": _TAGS, "qwen_boxed": _BOXED},
 }
+TEMPLATES["ordered"] = dict(TEMPLATES["math"])
 PUBLISHED = "published"
 for _known in TEMPLATES.values():
   _known[PUBLISHED] = next(iter(_known.values()))._replace(published=True)

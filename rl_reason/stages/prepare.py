@@ -141,6 +141,9 @@ class _Preparation:
     tally.references += 1
     fault = self._references.fault(example)
     tally.verified += not fault
+    if not fault and self._references.is_bare_list(example):
+      tally.lists += 1
+      tally.listed = tally.listed or example.answer
     return fault
 
   def _built(self, tally: Tally, example: Example) -> dict | Fault:

@@ -11,9 +11,9 @@ defines:
   lenient(text, reference) -> str   why a rejected response may still be right,
                                     '' if it is wrong; optional
 
-`math` and `choice` verify texts, `code` verifies programs, and `workers` runs
-verifiers in processes that may crash or hang. This package imports no other
-part of rl_reason.
+`math`, `ordered` and `choice` verify texts, `code` verifies programs, and
+`workers` runs verifiers in processes that may crash or hang. This package
+imports no other part of rl_reason.
 """
 
 import functools
@@ -25,6 +25,7 @@ from typing import Any
 # Kind of a row -> the module that verifies it.
 KINDS = {
     "math": "rl_reason.verifiers.math",
+    "ordered": "rl_reason.verifiers.ordered",
     "choice": "rl_reason.verifiers.choice",
     "code": "rl_reason.verifiers.code",
 }

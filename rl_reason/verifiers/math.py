@@ -36,6 +36,7 @@ import functools
 import re
 import unicodedata
 from fractions import Fraction
+from typing import Any
 
 from rl_reason.verifiers import (
     equality,
@@ -46,11 +47,12 @@ from rl_reason.verifiers import (
     numeric,
     parser,
 )
-from rl_reason.verifiers.value_types import Quantity, is_expression
+from rl_reason.verifiers.value_types import Quantity, Seq, is_expression
 
 answer = final_answer.final
 lenient = readings.reading
 
+MAX_WORDS = 6  # of a reference answer of words, without articles
 _UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
 _read_reference = functools.lru_cache(maxsize=4096)(parser.read)
 _reference = functools.lru_cache(maxsize=4096)(final_answer.reference)
@@ -119,15 +121,38 @@ def equal(found: str, reference: str) -> bool:
 
 
 def usable(reference: str) -> bool:
-  """Whether a reference answer can be parsed and equals itself."""
+  """Whether a reference answer can be parsed and equals itself.
+
+  A sentence of words does not count: no short answer equals it.
+  """
   reference = _reference(reference)
   if _plain(reference) is not None:
     return True
   try:
     value = parser.read(reference)
+    if isinstance(value, str) and len(value.split()) > MAX_WORDS:
+      return False
     return equality.same(value, value)
   except _UNDECIDED:
     return fallback.equal(reference, reference)
+
+
+def read(text: str) -> Any:
+  """The value of an answer or a reference answer.
+
+  Raises:
+    Unreadable: the grammar does not cover the text.
+  """
+  return _read_reference(_reference(text))
+
+
+def is_bare_list(reference: str) -> bool:
+  """Whether a reference answer is a list whose order does not matter here."""
+  try:
+    value = read(reference)
+  except _UNDECIDED:
+    return False
+  return isinstance(value, Seq) and value.brackets == ""
 
 
 def _fold(text: str) -> str:

@@ -52,6 +52,10 @@ _MARKS = {"'": "prime", "prime": "prime", "*": "star", "top": "transposed"}
 _RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in", "approx")
 _INEQUALITIES = frozenset(("!=", "<", ">", "<=", ">="))
 _STYLES = frozenset(lexer.STYLES.split("|"))
+# Words that no name on the left of a sign has.
+_NO_NAME = frozenset(
+    "and or not is are if no never unless except cannot".split()
+)
 _CHOSEN = ("max", "min", "gcd", "lcm")
 
 
@@ -106,6 +110,9 @@ def _elements(tokens, depth) -> tuple:
     if [t.text for t in part] == ["dots"] and not dots and out:
       dots = len(out)
       continue
+    if name := _noun(part):
+      out.append(name)
+      continue
     double = any(t.text in ("pm", "mp") for t in part)
     for texts in ("+-", "-+") if double else ("+-",):
       plus, minus = (Token("symbol", text, False) for text in texts)
@@ -116,6 +123,16 @@ def _elements(tokens, depth) -> tuple:
   if len(out) > MAX_ITEMS:
     raise Unreadable("too many values")
   return tuple(out)
+
+
+def _noun(tokens) -> str:
+  """The words of an item of a list such as "Alice, Bob"; '' of mathematics."""
+  if not all(t.kind in ("word", "text") for t in tokens):
+    return ""
+  words = " ".join(t.text for t in tokens)
+  parts = re.findall(r"[^\W\d_]{3,}", words)
+  prose = any(phrases.is_word(x, among_words=True) for x in parts)
+  return phrases.fold(words) if prose else ""
 
 
 def _item(tokens, depth) -> Any:
@@ -157,7 +174,7 @@ def _name_of(tokens) -> tuple | None:
   kinds = {t.kind for t in tokens}
   if kinds and kinds <= {"text", "word"}:
     name = " ".join(t.text for t in tokens)
-    if set(name.split()) & {"and", "or", "not", "is", "are", "if"}:
+    if set(name.split()) & _NO_NAME:
       raise Unreadable("a sentence before a sign")
     return ("name", name)
   call = re.fullmatch(r"[A-Za-z]+(?:\^\{-1\})?\([^()]*\)", text)
@@ -443,7 +460,12 @@ class _Parser:
       if self.peek("(", "\\{", "{"):
         return self.command(token.text)
       self.at -= 1
+    if token.text.lower() in phrases.MONTHS:  # 5 May is May 5
+      self.at += 1
+      return ("name", token.text.lower())
     if token.kind == "word" and len(token.text) > 1:
+      if phrases.is_word(token.text, among_words=self.among_words()):
+        raise Unreadable(f"the word {token.text!r}")
       # Adjacent letters are a product; the last may have a subscript.
       letters = [Token("word", letter, False) for letter in token.text]
       self.tokens[self.at : self.at + 1] = letters
@@ -461,6 +483,17 @@ class _Parser:
     if token.kind == "command":
       return self.command(token.text)
     return self.named(self.tokens[self.at - 1].text)
+
+  def among_words(self) -> bool:
+    """Whether a space and a word or number is next to this token."""
+    kinds = ("word", "number", "text")
+    before, here = self.tokens[max(self.at - 1, 0)], self.next
+    after = self.tokens[self.at + 1]
+    return (
+        bool(self.at and here.spaced and before.kind in kinds)
+        or after.spaced
+        and after.kind in kinds
+    )
 
   def repeating(self, token):
     """A number; digits under a bar or a dot are repeating decimals."""

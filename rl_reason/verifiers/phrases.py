@@ -113,6 +113,49 @@ def value(text: str) -> Any:
 
 # --- words among formulas ----------------------------------------------------
 
+# Words whose letters would be a product in order: `abc` and `mnp` are products.
+_ENGLISH = frozenset(
+    "act add ado age ago aim air all amp ant any apt art ask box boy bot boss"
+    " bow bet bee beg best bit cost city cow cot cry dry deny dirt dip door egg"
+    " elm empty end fit fix flow fly for fort foot foul hit hot how him his ill"
+    " knot lot low lost loss most mop moss not now nor opt hop boot bell bill"
+    " cell cost deer dim din dot fee few fin fir fist fog fox got gist gin hint"
+    " his hip imp ink inn its joy job jot know".split()
+)
+_SHORT = frozenset(
+    "am an as at be by do go he hi if in is it me my no of oh ok on or so to up"
+    " us we".split()
+)
+
+
+MONTHS = frozenset(
+    "january february march april may june july august september october"
+    " november december".split()
+)
+
+
+def is_word(text: str, *, among_words: bool) -> bool:
+  """Whether adjacent letters are a word of prose, not a product such as `abc`.
+
+  Args:
+    text: at least two letters.
+    among_words: whether a space and a word or number is next to it. Two letters
+      are a word only then: `ax + by` is algebra, "0 if x" is not.
+  """
+  lower = text.lower()
+  if len(text) == 2:
+    return among_words and lower in _SHORT
+  if not re.search("[aeiou]", lower.rstrip("i")):
+    return False  # mgh, xyz, PQR, 2xyi
+  if len(text) < 5 and not text[1:].islower():
+    return False  # ABCD, nRT
+  codes = [ord(x) for x in lower]
+  steps = [y - x for x, y in zip(codes, codes[1:], strict=False)]
+  if max(steps) == min(steps) == 1:
+    return False  # abcd
+  return len(text) > 4 or min(steps) < 1 or lower in _ENGLISH
+
+
 _ABOUT = r"(?<![\\a-zA-Z])(?:approximately|about|roughly|approx\.?)"
 _SAME = r"(?:(?:or )?equivalently|i\. ?e\.|that is)(?: ?,)?"
 _START = r"(?=[-\d\\({\[$.])"  # the start of a formula, not of a word
@@ -172,6 +215,11 @@ _REWRITES = [
             "",
         ),
         (r"^(.*[\d})].*) (?:only|in total|in all|altogether)$", r"\1"),
+        (
+            r"^(.*[\d})].*?) (?:is|are) the (?:only )?(?:possible )?"
+            r"(?:values?|solutions?|answers?|roots?|possibility)$",
+            r"\1",
+        ),
         (
             r"^(.*[\d})].*?) ?\( ?(?:the )?only (?:real )?(?:solution|root"
             r"|value|answer|one|possibility) ?\)$",

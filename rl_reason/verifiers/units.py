@@ -2,6 +2,7 @@
 
 import re
 
+from rl_reason.verifiers import phrases
 from rl_reason.verifiers.lexer import TRIGONOMETRIC
 
 # Canonical name of a unit: other spellings, without the plural s. Any other
@@ -32,8 +33,10 @@ _MONEY = {
 # Words that change or qualify the value: a phrase with such a word is no unit.
 _NO_UNITS = frozenset(
     "or and not no never but either maybe perhaps if is isn was are equals"
-    " wrong incorrect than less more about approximately unless except when"
-    " where for plus minus times over divided by thousand million billion"
+    " wrong incorrect impossible undefined invalid unknown excluded extraneous"
+    " cannot can fails false rejected unlikely than less more about"
+    " approximately unless except when where for plus minus times over"
+    " divided by thousand million billion"
     " trillion hundred dozen half third fourth fifth sixth seventh eighth ninth"
     " tenth hundredth thousandth base binary octal hexadecimal factorial"
     " inverse below above under negative"
@@ -125,7 +128,11 @@ def _in_unit(tokens, index, last) -> bool:
   if token.kind != "word":
     return False
   if len(token.text) > (1 if known or token.text in POWERS else 2):
-    return token.spaced or before.kind == "number"
+    if before.text in ("+", "-", "*", "^", "_"):
+      return False
+    single = token.text.removesuffix("s") in UNITS
+    noun = known or single or phrases.is_word(token.text, among_words=True)
+    return token.spaced or noun and before.kind == "number"  # 2xyz has none
   if not known or before.text in ("+", "-", "*", "^", "_"):
     return False
   if before.text == "/":
