@@ -294,8 +294,8 @@ def test_all_mistakes_take_half_a_second_and_no_jax():
       "optimizer.name = 'adam': must be one of adamw, muon, sgd",
       "surrogate.args.clip_hihg = 0.3: ppo takes clip_low, clip_high,"
       " dual_clip, log_ratio_max; did you mean clip_high?",
-      "data.kind = 'maths': must be one of math, choice, code, none, or"
-      " module:function; did you mean math?",
+      "data.kind = 'maths': must be one of math, ordered, choice, code, none,"
+      " or module:function; did you mean math?",
       "rollout.top_p = 0.9: responses would come from another distribution than"
       " the log-probs of training, which is then off-policy: use 1.0, or set"
       " rollout.allow_filters = True",

@@ -184,7 +184,7 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
         ({"columns": "prompt=x"}, "data.columns = .* is no column"),
         (
             {"kind": "poetry"},
-            "data.kind = 'poetry': must be one of math, choice",
+            "data.kind = 'poetry': must be one of math, ordered",
         ),
         ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
         (
@@ -196,7 +196,7 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
             {"kind": "x.jsonl=code"},
             "data.kind = .*'x.jsonl' is no file of data",
         ),
-        ({"kind": "train.jsonl=odd"}, "data.kind = .*must be one of math, ch"),
+        ({"kind": "train.jsonl=odd"}, "data.kind = .*must be one of math, or"),
         (
             {"columns": "x.jsonl: question=q"},
             "data.columns = .*'x.jsonl' is no file of data",

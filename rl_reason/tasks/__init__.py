@@ -77,7 +77,7 @@ class Row(NamedTuple):
     prompt: the text that the model reads.
     answer: the reference answer.
     difficulty: level of difficulty.
-    kind: verifier of a row of a file: math, choice, code or module:function; or
+    kind: verifier of a row of a file, such as math, or module:function; or
       none, for a row without a verifier, of which no response is correct.
     source: data set of a row of a file.
     response, rejected: demonstration, or preference pair.
