@@ -25,6 +25,9 @@ from rl_reason.configs import variants
 from rl_reason.data import templates
 
 ENABLED, PRETRAINING = "dynamic_sampling.enabled", "critic.pretrain_steps"
+# Facts of `relations.FACTS`.
+ROWS, RL, SFT = "rows of files", "RL", "SFT"
+ROPE = "model.rope_factor"
 
 
 def get_config():
@@ -43,25 +46,31 @@ def get_config():
       "data",
       train=path(),  # sources*weights, see docs/data.md
       evaluate=path(),  # sources; training rows similar to theirs are dropped
-      columns="",  # of sources that are not built in: 'question=problem,...'
-      kind=path(
-          "math"
-      ),  # their verifier, or 'FILE=code,math', see docs/data.md
-      template="plain",  # of prompts, or 'math=dapo,code=plain'
+      # Of sources that are not built in: 'question=problem,...'.
+      columns=field("", needs=ROWS),
+      # Their verifier, or 'FILE=code,math', see docs/data.md.
+      kind=path("math", needs=ROWS),
+      template=field("plain", needs=ROWS),  # or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
       system=field("", needs="data.chat"),  # prompt of the chat template
       # Keywords of the chat template: 'enable_thinking=False'.
       template_args=field("", needs="chat messages"),
-      paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings
-      deduplicate=True,  # by the text of the question
-      ngram=number(13, low=0),  # words; decontamination by shared n-grams
-      allow_benchmarks=False,  # to train on AIME and the like is an error
+      paraphrases=number(  # wordings
+          1, low=1, high=len(templates.PARAPHRASES), needs=ROWS
+      ),
+      deduplicate=field(True, needs=ROWS),  # by the text of the question
+      # Words; decontamination by shared n-grams.
+      ngram=number(13, low=0, needs=ROWS),
+      # To train on AIME and the like is an error.
+      allow_benchmarks=field(False, needs=(ROWS, "a benchmark")),
       # (0.1, 0.9): only training rows whose measured rate is within.
       pass_rate=field((), needs="data.train"),
       # First prompts of RL, which come in the order of their pass rates.
       curriculum=number(0, low=0, needs="data.pass_rate"),
-      max_corrupt=number(0.5, low=0, high=1),  # share of a source's rows
-      limit=number(0, low=0),  # rows of each training source; 0 is all
+      # Share of a source's rows.
+      max_corrupt=number(0.5, low=0, high=1, needs=ROWS),
+      # Rows of each training source; 0 is all.
+      limit=number(0, low=0, needs=ROWS),
   )
   c.model = section(
       "model",
@@ -74,13 +83,15 @@ def get_config():
       mlp=number(192, low=1),
       rope_theta=number(10_000.0, low=1),
       # How the context was extended, as in config.json (models/rope.py).
-      rope_type=choice("llama3", "yarn", "linear", "dynamic"),
+      rope_type=choice("llama3", "yarn", "linear", "dynamic", needs=ROPE),
       rope_factor=number(1.0, low=1),  # divides low frequencies
-      rope_low=number(1.0, low=0),  # low: fewer turns in rope_context
-      rope_high=4.0,  # unchanged: more turns in rope_context
-      rope_context=number(8192, low=1),  # tokens
-      rope_scale=number(1.0, low=1e-3),  # yarn: of queries and keys
-      rope_truncate=True,  # yarn: low and high are rounded to frequencies
+      # Low: fewer turns in rope_context; unchanged: more than rope_high.
+      rope_low=number(1.0, low=0, needs=(ROPE, "rope by turns")),
+      rope_high=field(4.0, needs=(ROPE, "rope by turns")),
+      rope_context=number(8192, low=1, needs=(ROPE, "rope by turns")),  # tokens
+      rope_scale=number(1.0, low=1e-3),  # of queries and keys
+      # Yarn: low and high are rounded to frequencies.
+      rope_truncate=field(True, needs=(ROPE, "yarn")),
       norm_eps=number(1e-6, low=0),
       qkv_bias=False,
       o_bias=False,
@@ -107,13 +118,14 @@ def get_config():
   c.sft = section(
       "sft",
       steps=number(0, low=0),  # 0: RL starts from model.path
-      lr=rate(2e-5),  # of all parameters of a trained model
-      schedule=choice("cosine", "constant", "linear"),
-      warmup_steps=number(0, low=0),  # of linear warm-up
-      batch=number(64, low=1),  # rows
+      lr=rate(2e-5, needs=SFT),  # of all parameters of a trained model
+      schedule=choice("cosine", "constant", "linear", needs=SFT),
+      warmup_steps=number(0, low=0, needs=SFT),  # of linear warm-up
+      batch=number(64, low=1, needs=SFT),  # rows
       samples=path(),  # sources of rows to imitate; '': data.train, or the task
       reuse=path(),  # work directory whose finished SFT to start from
-      threshold=number(0.0, low=0, high=1),  # greedy accuracy; less is an error
+      # Greedy accuracy; less is an error.
+      threshold=number(0.0, low=0, high=1, needs=SFT),
   )
   c.rollout = section(
       "rollout",
@@ -126,11 +138,13 @@ def get_config():
       add_special_tokens=True,  # BOS where the tokenizer adds it to a text
       temperature=number(1.0, low=1e-6),
       top_p=number(1.0, low=1e-9, high=1),
-      allow_filters=False,  # top_p < 1 is off-policy: an error without this
+      # top_p < 1 is off-policy: an error without this.
+      allow_filters=field(False, needs="a filter"),
   )
   c.dynamic_sampling = section(  # DAPO sec 3.2
       "dynamic_sampling",
-      enabled=False,  # only groups that are neither all correct nor incorrect
+      # Only groups that are neither all correct nor incorrect.
+      enabled=field(False, needs=RL),
       max_rounds=number(10, low=1, needs=ENABLED),  # of generation
       batches=number(1, low=1, needs=ENABLED),  # of responses in a round
       shortfall=choice(  # after max_rounds
@@ -156,13 +170,17 @@ def get_config():
           whiten=False,  # mean 0 and variance 1 over the tokens of the batch
       )
   )
-  c.surrogate = function("surrogate", "ppo")  # reinforce, gspo, cispo, sapo...
-  c.reduction = function("reduction", "seq_mean_token_mean")  # of token losses
+  # reinforce, gspo, cispo, sapo...
+  c.surrogate = function("surrogate", "ppo", needs=RL)
+  c.reduction = function(  # of token losses
+      "reduction", "seq_mean_token_mean", needs=RL
+  )
   c.loss = section(
       "loss",
-      mask_truncated=False,  # DAPO's overlong filtering
-      positive_nll=number(0.0, low=0),  # VAPO's positive-example LM loss
-      entropy_coef=number(0.0, low=0),  # entropy bonus
+      mask_truncated=field(False, needs=RL),  # DAPO's overlong filtering
+      # VAPO's positive-example LM loss.
+      positive_nll=number(0.0, low=0, needs=RL),
+      entropy_coef=number(0.0, low=0, needs=RL),  # entropy bonus
   )
   c.kl = section(  # to the SFT model, or to kl.reference
       "kl",
@@ -173,7 +191,7 @@ def get_config():
       ),
       # reward: subtracted from the reward of each token.
       place=choice("loss", "reward", needs="kl.kind"),
-      coef=number(0.0, low=0, needs="kl.kind"),
+      coef=number(0.0, low=0, needs=("kl.kind", RL)),
   )
   c.critic = section(  # where the advantage is computed from values
       "critic",
@@ -192,20 +210,21 @@ def get_config():
   )
   c.updates = section(
       "updates",
-      minibatches=number(8, low=1),  # optimizer steps a rollout and epoch
+      # Optimizer steps a rollout and epoch.
+      minibatches=number(8, low=1, needs=RL),
       token_budget=number(960, low=1),  # of a micro-batch, data x fsdp
-      epochs=number(1, low=1),
+      epochs=number(1, low=1, needs=RL),
   )
   c.optimizer = section(
       "optimizer",
       name=choice("adamw", "muon", "sgd"),
-      lr=rate(2e-4),  # of RL; SFT has its own
-      schedule=choice("constant", "cosine", "linear"),
-      warmup_steps=number(0, low=0),  # RL steps of linear warm-up
-      b1=number(0.9, low=0, high=1),
-      b2=number(0.95, low=0, high=1),
-      eps=number(1e-8, low=0),
-      weight_decay=number(0.0, low=0),
+      lr=rate(2e-4, needs=RL),  # SFT has its own
+      schedule=choice("constant", "cosine", "linear", needs=RL),
+      warmup_steps=number(0, low=0, needs=RL),  # RL steps of linear warm-up
+      b1=number(0.9, low=0, high=1, needs="moments"),
+      b2=number(0.95, low=0, high=1, needs="moments"),
+      eps=number(1e-8, low=0, needs="moments"),
+      weight_decay=number(0.0, low=0, needs="moments"),
       clip_norm=number(1.0, low=0),  # 0 is off
   )
   c.rl = section(

@@ -51,7 +51,7 @@ def add(c) -> None:
       # Of a source of code, that preparation runs against the tests of their
       # rows, since SFT does not imitate those that fail; 0: all that SFT
       # imitates, and a few of other sources.
-      programs=number(0, low=0),
+      programs=number(0, low=0, needs=("rows of files", "rows of code")),
       # How answers name one of the choices of data.columns: letter, index0,
       # index1 (counted from 0, from 1), text; or 'FILE=index0,letter'.
       answer_as="detect",
@@ -127,23 +127,24 @@ def add(c) -> None:
   )
   extend(
       "sft",
-      mixture="",  # style:weight of a task's demonstrations; '' is any style
+      # Style:weight of a task's demonstrations; '' is any style.
+      mixture=field("", needs=("SFT", "styles")),
       # Of the demonstrated problems; () is task.difficulties.
       difficulties=field((), needs="sft.steps"),
   )
   c.sft.habits = section(  # a second stage, of configs for the built-in tasks
       "sft.habits",
       steps=number(0, low=0),
-      lr=rate(2e-5),
-      schedule=choice("cosine", "constant", "linear"),
-      mixture="",  # as sft.mixture
+      lr=rate(2e-5, needs="SFT of habits"),
+      schedule=choice(*("cosine", "constant", "linear"), needs="SFT of habits"),
+      mixture=field("", needs="SFT of habits"),  # as sft.mixture
   )
   extend(
       "evaluate",
       **FILTERS,
       # Held-out prompts of files beyond rollout.max_prompt; drop: the name of
       # the set says how many are missing.
-      long_prompts=choice("error", "drop"),
+      long_prompts=choice("error", "drop", needs="rows of files"),
       # Further held-out sets, which every evaluation has:
       # 'arithmetic(2+3),countdown', with difficulties or with all of the task's
       tasks="",
@@ -151,6 +152,7 @@ def add(c) -> None:
       # protocol are sampled by it (docs/data.md)
       sampling=choice(
           *("config", "published"),
+          needs="rows of files",
           not_with={
               "environment.name": "protocols are of responses in one turn",
           },
@@ -277,11 +279,13 @@ def add(c) -> None:
   c.covariance = function("covariance")  # clip_cov, kl_cov
   extend(
       "loss",
-      length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
+      # (length / median)^-alpha.
+      length_alpha=number(0.0, low=0, high=0.5, needs="RL"),
       # Coefficient of the NLL of what environments answer; 0 is off.
       observation_nll=number(0.0, low=0, needs="an environment"),
       entropy_controller=function("entropy_controller"),  # adaptive
-      top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
+      # Share of tokens, by entropy.
+      top_entropy=number(1.0, low=1e-9, high=1, needs="RL"),
       # Load balance of experts, also of SFT.
       router_aux=number(0.0, low=0, needs=EXPERTS),
   )
@@ -297,7 +301,8 @@ def add(c) -> None:
   )
   extend(
       "updates",
-      max_kl=number(0.0, low=0),  # ends the updates of a rollout; 0 is off
+      # Ends the updates of a rollout; 0 is off.
+      max_kl=number(0.0, low=0, needs="several updates"),
   )
   extend(
       "mesh",
@@ -319,7 +324,11 @@ def add(c) -> None:
   extend(
       "optimizer",
       freeze=number(  # share of the first layers, in RL
-          0.0, low=0, high=1, not_with={"lora.rank": "LoRA freezes all layers"}
+          0.0,
+          low=0,
+          high=1,
+          needs="RL",
+          not_with={"lora.rank": "LoRA freezes all layers"},
       ),
       offload=False,  # optimizer state offload to host memory
   )
@@ -336,7 +345,7 @@ def add(c) -> None:
   )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",
-      rank=number(0, low=0),  # 0 is off
+      rank=number(0, low=0, needs="RL"),  # 0 is off
       # Factors are scaled by alpha / rank.
       alpha=number(32.0, low=1e-9, needs="lora.rank"),
       # Matrices with factors.
@@ -406,7 +415,8 @@ def add(c) -> None:
   c.export = section(  # --stage=export
       "export",
       push_to="",  # 'owner/name' on the Hugging Face hub; '' is nowhere
-      private=True,  # who sees a repository that is created there
+      # Who sees a repository that is created there.
+      private=field(True, needs="export.push_to"),
       # Of the policy: 'same' is the dtypes of model.path, or float32; 'int8'
       # and 'int4' are weight-only. --stage=evaluate evaluates it, too.
       precision=choice(

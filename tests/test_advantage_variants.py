@@ -229,7 +229,7 @@ def test_defaults():
       hierarchical=dict(mix=0.5) | norm,
       explore=dict(bonus=0.1, decay=1.0) | norm,
       gae_exp_complexity=dict(
-          gamma=1.0, lam=0.95, decay=1.0, slope=0.5, hardest=1.0
+          gamma=1.0, lam=0.95, decay=1.0, slope=0.5, hardest=10.0
       ),
       optimal_token_baseline=dict(zero_tail=0, eps=1e-8),
       hybrid=dict(mix=0.5, decay=1.0, gamma=1.0, alpha=0.05) | norm,

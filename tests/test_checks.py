@@ -7,7 +7,8 @@ from test_config import with_fields
 
 from configs import base
 from rl_reason import tasks
-from rl_reason.base import errors
+from rl_reason.base import config, errors, fields
+from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     checked,
     config_files,
@@ -178,7 +179,7 @@ FILES = {
         (
             FILES
             | {"advantage.name": "gae_exp_complexity"}
-            | {"rollout.types": "pass_rate"},
+            | {"rollout.types": "pass_rate", "advantage.args.hardest": 1.0},
             "tenths of incorrect responses: set 10",
         ),
         (
@@ -256,7 +257,10 @@ FILES = {
         ({"covariance.args.share": 0.1}, "none takes no arguments"),
         ({"model.heads": 3}, "must be a multiple of model.kv_heads = 2"),
         ({"model.head_dim": 7}, "must be even"),
-        ({"model.rope_low": 9.0}, "must be below model.rope_high = 4.0"),
+        (
+            {"model.rope_low": 9.0, "model.rope_factor": 2.0},
+            "must be below model.rope_high = 4.0",
+        ),
         ({"sft.steps": 0}, "or give model.path or sft.reuse"),
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
         ({"sft.difficulties": (99,)}, "99 is none of arithmetic's"),
@@ -403,8 +407,14 @@ def test_a_source_with_difficulties_has_types():
             "have the same one (ta",
         ),
         (OF_OTHERS | {"advantage.name": "gae_exp_complexity"}, "the same one"),
-        # Difficulties of 2 to 6 are all above the hardest, which is 1.
-        ({"advantage.name": "gae_exp_complexity"}, "all have the same one"),
+        ({"advantage.name": "gae_exp_complexity"}, ""),
+        (
+            {"advantage.name": "gae_exp_complexity"}
+            | {"advantage.args.hardest": 1.0},
+            "advantage.args.hardest = 1.0: is below the difficulty of all"
+            " problems, which count as equally hard, so that the difficulty"
+            " changes nothing: set the hardest, 6",
+        ),
         (
             {"advantage.name": "gae_exp_complexity"}
             | {"advantage.args.hardest": 6.0},
@@ -603,3 +613,147 @@ def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
   assert "nothing on this machine can contain" in line
   c.data.update(evaluate="gsm8k")
   assert machine_checks.files(c) == []
+
+
+SFT_ALONE = {"rl.steps": 0}
+RL_ALONE = {"sft.steps": 0, "sft.habits.steps": 0, "model.path": "x"}
+RL_ALONE |= {"optimizer.lr": 1e-5}
+ON_FILES = FILES | RL_ALONE
+ONE_UPDATE = {"updates.minibatches": 1, "surrogate.name": "reinforce"}
+NO_FILES = "does nothing: task.name = 'arithmetic' makes problems, and reads no"
+
+
+@pytest.mark.parametrize(
+    "others, name, value, words",
+    [
+        *(
+            ({}, name, value, NO_FILES)
+            for name, value in {
+                "data.columns": "question=problem",
+                "data.kind": "none",
+                "data.template": "dapo",
+                "data.paraphrases": 2,
+                "data.deduplicate": False,
+                "data.ngram": 8,
+                "data.allow_benchmarks": True,
+                "data.limit": 10,
+                "data.max_corrupt": 0.1,
+                "data.programs": 5,
+                "evaluate.long_prompts": "drop",
+                "evaluate.sampling": "published",
+            }.items()
+        ),
+        (ON_FILES, "data.allow_benchmarks", True, "is a benchmark"),
+        (ON_FILES, "data.programs", 5, "data.evaluate has code"),
+        (ON_FILES, "sft.mixture", "careful:1", "sft.steps = 0"),
+        (
+            ON_FILES | {"sft.steps": 9},
+            *("sft.mixture", "careful:1", "'files' have no styles"),
+        ),
+        (
+            ON_FILES
+            | {"data.train": "some/rows", "data.kind": "none"}
+            | {"reward.functions": "length*1", "sft.threshold": 0.0},
+            *("reward.correct", 2.0, "nothing verifies responses"),
+        ),
+        ({}, "model.rope_low", 2.0, "without model.rope_factor"),
+        ({}, "model.rope_high", 8.0, "without model.rope_factor"),
+        ({}, "model.rope_context", 64, "without model.rope_factor"),
+        ({}, "model.rope_type", "yarn", "without model.rope_factor"),
+        ({}, "model.rope_truncate", False, "without model.rope_factor"),
+        (
+            {"model.rope_factor": 2.0},
+            *(
+                "model.rope_truncate",
+                False,
+                "it is of model.rope_type = 'yarn'",
+            ),
+        ),
+        (
+            {"model.rope_factor": 2.0, "model.rope_type": "linear"},
+            *("model.rope_context", 64, "'linear' counts no turns"),
+        ),
+        ({}, "rollout.allow_filters", True, "no filter is on: rollout.top_k"),
+        (
+            {"evaluate.top_k": 5},
+            "rollout.allow_filters",
+            True,
+            "no filter is on",
+        ),
+        ({}, "export.private", False, "without export.push_to"),
+        (ONE_UPDATE, "updates.max_kl", 0.1, "a rollout has one update"),
+        *(
+            ({"optimizer.name": "sgd"}, f"optimizer.{x}", 0.5, "has no moments")
+            for x in ("b1", "b2", "eps", "weight_decay")
+        ),
+        *(
+            (SFT_ALONE, name, value, "does nothing: rl.steps = 0, and SFT")
+            for name, value in {
+                "optimizer.lr": 1e-5,
+                "optimizer.schedule": "cosine",
+                "optimizer.freeze": 0.5,
+                "surrogate.name": "gspo",
+                "surrogate.args.clip_high": 0.3,
+                "reduction.name": "token_mean",
+                "dynamic_sampling.enabled": True,
+                "loss.mask_truncated": True,
+                "loss.entropy_coef": 0.1,
+                "updates.minibatches": 4,
+                "updates.epochs": 2,
+                "lora.rank": 4,
+            }.items()
+        ),
+        *(
+            (RL_ALONE, name, value, "does nothing: sft.steps = 0, and RL")
+            for name, value in {
+                "sft.lr": 1e-5,
+                "sft.schedule": "linear",
+                "sft.batch": 32,
+                "sft.warmup_steps": 2,
+            }.items()
+        ),
+        (RL_ALONE, "sft.habits.lr", 1e-5, "sft.habits.steps = 0"),
+    ],
+)
+def test_a_field_that_nothing_reads_is_refused_on_a_command_line(
+    others, name, value, words
+):
+  c = with_fields(others)
+  checked.fields(c)
+  config.override(c, {name: value})
+  with pytest.raises(errors.ConfigError) as e:
+    checked.fields(c, [name])
+  line = next(x for x in e.value.lines if x.startswith(f"{name} = "))
+  assert words in line and line.endswith("leave this out")
+
+
+def test_a_file_may_keep_what_an_override_leaves_out():
+  """The whole of an algorithm, where only SFT runs; and the other way round."""
+  for path in ("dapo", "vapo", "ppo"):
+    c, notes = checked.checked(
+        path, {"rl.steps": 0, "critic.pretrain_steps": 0}
+    )
+    assert not [x for x in notes if x.startswith("warning")]
+  changes = {"sft.steps": 0, "sft.habits.steps": 0, "model.path": "x"}
+  _, notes = checked.checked("dapo", changes | {"optimizer.lr": 1e-5})
+  assert not [x for x in notes if x.startswith("warning")]
+
+
+# Fields that every run reads, or a stage of --stage does. A new field without
+# `needs` belongs to one of them, or has a need.
+ALWAYS_READ = """
+seed tokenizer phases task. data.train data.evaluate data.chat model. mesh.
+sft.steps sft.samples sft.reuse sft.habits.steps rollout. reward. advantage.
+correction. covariance. kl.kind updates.token_budget optimizer.name
+optimizer.clip_norm optimizer.offload rl. evaluate. checkpoint. log. streams.
+reward_model. serve. generate. hub. rounds. export. loss.entropy_controller.
+critic. environment.
+""".split()
+
+
+def test_every_field_has_a_need_or_is_always_read():
+  for name in FIELDS:
+    always = name in ALWAYS_READ or name.startswith(
+        tuple(x for x in ALWAYS_READ if x[-1] == ".")
+    )
+    assert fields.needs(name) or always, name

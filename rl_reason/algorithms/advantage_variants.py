@@ -309,7 +309,7 @@ def gae_exp_complexity(
     lam: UnitInterval = 0.95,
     decay: NonNegative = 1.0,
     slope: UnitInterval = 0.5,
-    hardest: Positive = 1.0,
+    hardest: Positive = 10.0,
 ) -> Array:
   """GAE whose lambda decreases with the offset and the problem's complexity.
 
@@ -319,7 +319,7 @@ def gae_exp_complexity(
   the sum.
 
   types_B is the complexity of each problem: its difficulty, or by pass rate its
-  tenths of incorrect responses, for which hardest is 10; offsets count tokens
+  tenths of incorrect responses, of which the most are 10; offsets count tokens
   of the mask.
   Keywords: gamma as in `gae`; lam is lambda at offset 0, decay its rate of
   decay with the offset, slope the relative decrease for the hardest problems;

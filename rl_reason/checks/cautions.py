@@ -39,7 +39,13 @@ def prompts(c) -> Iterator[Rule]:
   if (field := facts.type_field(c)) and not files:
     types = c.rollout.types
     found = [prompt_stream.type_name(row, types) for row in _draws(c, 64)]
-    if not facts.differ(c, found):
+    if not facts.differ(c, found) and len({*found}) > 1:
+      yield "advantage.args.hardest", (
+          f"is below the {types} of all problems, which count as equally hard,"
+          f" so that the {types} changes nothing: set the hardest,"
+          f" {max(map(float, found)):g}"
+      )
+    elif not facts.differ(c, found):
       yield field, (
           f"depends on the {types} (type) of problems, and all have the same"
           f" one (task.difficulties = {c.task.difficulties})"

@@ -7,6 +7,7 @@ that does nothing is an error or a warning.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rl_reason import tasks
 from rl_reason.base import fields
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
@@ -16,6 +17,8 @@ from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.tasks import reward_terms
 
+# Filters of the next token in training.
+FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 _NAMES = {f"{known.field}.name": known for known in KINDS.values()}
 # What fields may need besides other fields -> '', or why it is missing.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
@@ -49,7 +52,44 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "prompts are plain text: set data.chat = True"
     ),
     "a verdict": lambda c: (
-        facts.environment(c) and "the environment gives the rewards"
+        facts.environment(c)
+        and "the environment gives the rewards"
+        or facts.no_verifier(c)
+        and "nothing verifies responses, and reward.functions are the reward"
+    ),
+    "rows of files": lambda c: (
+        c.task.name != tasks.FILES
+        and f"task.name = {c.task.name!r} makes problems, and reads no files"
+    ),
+    "rows of code": lambda c: (
+        not any(
+            facts.kind_of_rows(c, source) == "code"
+            for use in ("train", "evaluate")
+            for source, _ in facts.sources(c, use)
+        )
+        and "no source of data.train and data.evaluate has code"
+    ),
+    "a benchmark": lambda c: (
+        not any(source.benchmark for source, _ in facts.sources(c, "train"))
+        and "no source of data.train is a benchmark"
+    ),
+    "a filter": lambda c: (
+        not any(is_set(c, f"rollout.{x}") for x in FILTERS)
+        and f"no filter is on: rollout.{', rollout.'.join(FILTERS)}"
+    ),
+    "rope by turns": lambda c: (
+        not c.model.path
+        and c.model.rope_type not in ("llama3", "yarn")
+        and f"model.rope_type = {c.model.rope_type!r} counts no turns"
+    ),
+    "yarn": lambda c: (
+        not c.model.path
+        and c.model.rope_type != "yarn"
+        and "it is of model.rope_type = 'yarn'"
+    ),
+    "moments": lambda c: (
+        c.optimizer.name == "sgd"
+        and "optimizer.name = 'sgd' has no moments and no weight decay"
     ),
     "a reward model": lambda c: (
         not facts.trains_reward_models(c)
@@ -70,6 +110,31 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+# Facts that are asked of the command line alone. A file may keep what belongs
+# to a part of training that an override leaves out.
+OF_COMMANDS: Mapping[str, Callable[[Any], Any]] = {
+    "RL": lambda c: (
+        not (c.rl.steps or c.critic.pretrain_steps or c.rounds.count)
+        and "rl.steps = 0, and SFT has fields of its own, such as sft.lr"
+    ),
+    "SFT": lambda c: (
+        not (c.sft.steps or c.sft.habits.steps or c.rounds.count)
+        and "sft.steps = 0, and RL has fields of its own, such as optimizer.lr"
+    ),
+    "SFT of habits": lambda c: (
+        not c.sft.habits.steps and "sft.habits.steps = 0"
+    ),
+    "styles": lambda c: (
+        not tasks.get(c.task.name).STYLES
+        and f"demonstrations of task.name = {c.task.name!r} have no styles"
+    ),
+    "several updates": lambda c: (
+        c.updates.minibatches * c.updates.epochs == 1
+        and "a rollout has one update (updates.minibatches, updates.epochs)"
+    ),
+}
+
+
 def is_set(c, name: str) -> bool:
   """Whether a field has another value than its default."""
   return at(c, name) != FIELDS[name].default
@@ -83,17 +148,20 @@ def _is_off(name: str) -> bool:
   return default in (0, "", (), "none")
 
 
-def in_vain(c, name: str) -> str:
+def in_vain(c, name: str, given: bool = False) -> str:
   """Why a field or an argument does nothing; '' if something reads it.
 
   Args:
     c: the config. If the model is a checkpoint, needs of its shape are checked
       once the shape is known: see `of_experts`.
     name: of the field or the argument.
+    given: whether it is set on the command line.
   """
   for need in fields.needs(name):
-    if need in FACTS:
-      if why := FACTS[need](c):
+    if need in OF_COMMANDS and not given:
+      continue
+    if fact := FACTS.get(need) or OF_COMMANDS.get(need):
+      if why := fact(c):
         return f"does nothing: {why}: leave this out"
       continue
     others = need.split(" or ")
@@ -123,7 +191,7 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
     if c.model.path and is_shape(name):
       yield name, f"model.path = {c.model.path!r} decides it: leave it out"
     if name not in FIELDS or is_set(c, name):
-      if why := in_vain(c, name):
+      if why := in_vain(c, name, given=True):
         yield name, why
 
 

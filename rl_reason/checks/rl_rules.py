@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rl_reason.base import functions, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import facts
+from rl_reason.checks import facts, relations
 from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream
 from rl_reason.tasks import given, reward_terms
@@ -23,7 +23,7 @@ def rollouts(c) -> Iterator[Rule]:
   r, d = c.rollout, c.dynamic_sampling
   prompts = r.batch // r.group_size
   models = facts.reward_models(c)
-  for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+  for name in relations.FILTERS:
     off = FIELDS[f"rollout.{name}"].default
     if r[name] != off and not r.allow_filters:
       yield f"rollout.{name}", (
