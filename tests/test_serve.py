@@ -9,6 +9,8 @@ import queue
 import re
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -35,6 +37,7 @@ from rl_reason.serve import (
     liveness,
     prompt_tokens,
     protocol,
+    rendering,
     requirements,
     responses,
 )
@@ -56,17 +59,27 @@ def engine():
 def serve(engine, tmp_path):
   """Makes a client of a server with this engine."""
 
-  def make(key="", max_body=10_000, rules=(), timeout=900.0, silent=lambda: 0):
+  def make(
+      key="",
+      max_body=10_000,
+      rules=(),
+      timeout=900.0,
+      silent=lambda: 0,
+      tok=tiny.TOK,
+      stall=30.0,
+  ):
     server = app.Server(
         engine,
-        tiny.TOK,
+        tok,
         name=NAME,
         timeout=timeout,
         rules=list(rules),
         ratings=feedback.Feedback(tmp_path, said.append),
         silent=silent,
         say=said.append,
+        stall=stall,
     )
+    servers.append(server)
     said.clear()
     return testclient.TestClient(
         app.app(server, key=key, hosts=requirements.LOCAL, max_body=max_body),
@@ -75,8 +88,11 @@ def serve(engine, tmp_path):
     )
 
   said: list[str] = []
+  servers: list[app.Server] = []
   make.said = said
-  return make
+  yield make
+  for server in servers:
+    server.close()
 
 
 def post(client, path, status=200, **body):
@@ -315,6 +331,147 @@ def test_keywords_of_the_chat_template_of_a_request(serve, engine):
   body = protocol.Chat(messages=messages, chat_template_kwargs=dict(tools=[]))
   with pytest.raises(protocol.ApiError, match="tools is an argument of"):
     prompts.of_chat(body)
+
+
+LOOP = (
+    "{% if messages[0].content == '2' %}{% for i in range(99999) %}"
+    "{% for i in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+)
+GIGABYTES = "{{ 'x' * 3000000000 if messages[0].content == '2' }}"
+LONG = "{{ '1' * 9999 if messages[0].content == '2' }}"
+DOUBLES = (
+    "{% set ns = namespace(x='1') %}{% if messages[0].content == '2' %}"
+    "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    "{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (LOOP, "more than 3 seconds of CPU"),
+        (GIGABYTES, "more than 512 MiB"),
+        pytest.param(DOUBLES, "more than 512 MiB", marks=pytest.mark.slow),
+        (LONG, "makes 10,001 characters of these messages, and"),
+        ("{% if messages[0].content == '2' %}{{ 1 / 0 }}{% endif %}", "Zero"),
+    ],
+)
+def test_a_chat_template_has_limits(serve, monkeypatch, template, words):
+  """Three chats at once; others are answered meanwhile, and afterwards."""
+  monkeypatch.setattr(rendering, "SECONDS", 3.0 if template == LOOP else 20.0)
+  limits = rendering._LIMITS | dict(time="more than 3 seconds of CPU time")
+  monkeypatch.setattr(rendering, "_LIMITS", limits)
+  tok = copy.copy(tiny.TOK)
+  tok.chat_template = template + "{{ messages[0].content }}="
+  client, chat = serve(tok=tok), "/v1/chat/completions"
+  complete(client, "1+1=", max_tokens=1)  # compiles
+
+  def ask(content):
+    turns = [dict(role="user", content=content)]
+    return client.post(chat, json=dict(messages=turns, max_tokens=1))
+
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    refused = [pool.submit(ask, "2") for _ in range(3)]
+    assert client.get("/health").status_code == 200
+    complete(client, "1+1=", max_tokens=1)
+    if template == LOOP:  # the loops have not ended yet
+      assert not all(x.done() for x in refused)
+  for future in refused:
+    answer = future.result()
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+  if template != LOOP:  # a new process needs longer here
+    assert ask("1").status_code == 200
+
+
+class Panic(BaseException):
+  """As `pyo3_runtime.PanicException`."""
+
+
+@pytest.mark.parametrize("error", [Panic, SystemExit, KeyboardInterrupt])
+def test_a_panic_is_answered(serve, monkeypatch, error):
+  """Of a tokenizer before and while a response is sampled, and of a rule."""
+
+  def fails(*args, **options):
+    raise error("a panic")
+
+  client = serve()
+  with monkeypatch.context() as patch:
+    patch.setattr(tokenizer, "encode", fails)
+    got = post(client, "/v1/completions", 400, prompt="1+1=")
+    assert "cannot be tokenised: a panic" in got["error"]["message"]
+  with monkeypatch.context() as patch:
+    patch.setattr(protocol, "read", fails)
+    post(client, "/v1/completions", 500, prompt="1+1=")
+  if error is Panic:  # the event loop itself takes the others for its end
+    with monkeypatch.context() as patch:
+      patch.setattr(responses.Response, "add", fails)
+      post(client, "/v1/completions", 500, prompt="1+1=")
+      body = dict(prompt="1+1=", stream=True)
+      text = client.post("/v1/completions", json=body).text
+      assert "an error of the server" in text and "[DONE]" not in text
+  client = serve(rules=[fails])
+  assert complete(client, TEXTS[0])["choices"][0]["finish_reason"] == (
+      "content_filter"
+  )
+  assert complete(serve(), "1+1=", max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize("what", ["requests", "functions of serve.filter"])
+def test_health_asks_the_threads(serve, monkeypatch, what):
+  """A tokenizer, or a rule, that does not return."""
+  free, begun = threading.Event(), threading.Semaphore(0)
+
+  def hangs(*args):
+    begun.release()
+    free.wait(60)
+    return ""
+
+  client = serve(stall=0.2, rules=[hangs] if "filter" in what else ())
+  health = lambda: client.get("/health")  # noqa: E731
+  body = dict(prompt="1+1=", max_tokens=1)
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    if what == "requests":
+      monkeypatch.setattr(tokenizer, "encode", hangs)
+    first = pool.submit(client.post, "/v1/completions", json=body)
+    begun.acquire()
+    time.sleep(0.3)
+    assert health().status_code == 200  # one is free
+    second = pool.submit(client.post, "/v1/completions", json=body)
+    begun.acquire()
+    wait_for(lambda: health().status_code == 503)
+    assert f"threads for {what} have" in health().json()["error"]["message"]
+    free.set()
+    wait_for(lambda: first.done() and second.done())
+    wait_for(lambda: health().status_code == 200)
+
+
+def test_a_server_ends_though_its_main_thread_hangs():
+  """In a call that no handler of Python interrupts; and exits join nobody."""
+  code = """
+import asyncio, hashlib, os, signal, sys, threading, time
+from rl_reason import run
+from rl_reason.serve import liveness, threads
+busy = threads.Threads(1, 60.0)
+async def hang():
+  asyncio.ensure_future(busy.call(time.sleep, 600))
+  await asyncio.sleep(.1)
+asyncio.run(hang())
+if sys.argv[1] == "exit":
+  sys.exit(0)
+with run.stopping("serve") as stop, liveness.killed_after(stop, 0.5):
+  threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+  hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2 * 10**9)
+"""
+  for name, status in (("exit", 0), ("signal", 1)):
+    found = subprocess.run(
+        [sys.executable, "-c", code, name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == status, found.stderr
+  assert "has not ended 0.5 seconds after a signal" in found.stderr
 
 
 def test_no_message_vanishes(engine):
@@ -661,6 +818,45 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
     signal.signal(signal.SIGXFSZ, handler)
   assert (tmp_path / "ratings.jsonl").read_bytes() == before
   assert ratings.rate("a", 1, 2, "") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "prompt", "text", "most"),
+    [
+        (612, "1+1=", "2", 1 << 20),  # was 15 MB
+        (256, "1+1=" * 2000, "2" * 60, 5 << 20),  # was 253 MB
+        (100, [dict(role="user", content="1" * 99_999)], "2", 11 << 20),
+    ],
+)
+def test_ratings_take_bounded_bytes(tmp_path, count, prompt, text, most):
+  """Linear in the ratings; a prompt stands once among the ratings."""
+  said = []
+  ratings = feedback.Feedback(tmp_path, said.append)
+  texts = [f"{text} {n}" for n in range(count)]
+  ratings.remember("a", feedback.Answer([prompt], texts), 8)
+  pairs = [ratings.rate("a", n, n, "") for n in range(count)]
+  sizes = [(tmp_path / name).stat().st_size for name in feedback.FILES]
+  assert sum(sizes) < most and 1 <= pairs[-1] <= feedback.PAIRS
+  assert sizes[0] < len(json.dumps(prompt)) + count * (len(text) + 250)
+  assert len(said) == 1 and "forms at most 8 pairs" in said[0]
+  # Another start forms pairs with what was rated before.
+  again = feedback.Feedback(tmp_path, said.append)
+  again.remember("b", feedback.Answer([prompt], ["other"]), 8)
+  assert again.rate("b", 0, -1, "") == pairs[-1] and len(said) == 2
+
+
+def test_ratings_are_refused_when_the_files_are_full(serve, monkeypatch):
+  client = serve()
+  answer = complete(client, TEXTS[0], n=2)
+  monkeypatch.setattr(feedback, "BYTES", 600)
+  rating = dict(id=answer["id"], rating=1, comment="c" * 200)
+  post(client, "/feedback", **rating)
+  for body in (rating, rating, dict(id=answer["id"], chosen=0, rejected=1)):
+    if body is rating:
+      got = post(client, "/feedback", 507, **rating)
+      assert "move them out of the work dir" in got["error"]["message"]
+  assert [x for x in serve.said if "is refused" in x] == serve.said
+  assert len(serve.said) == 1
 
 
 def test_remembered_answers_have_a_bound_of_text(tmp_path, monkeypatch):

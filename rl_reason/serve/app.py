@@ -9,7 +9,6 @@ Errors have the form of OpenAI: {"error": {"message", "type", "param", "code"}}.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import json
 import time
@@ -29,14 +28,17 @@ from starlette.routing import Route
 from rl_reason.data import tokenizer
 from rl_reason.serve import choices, feedback, filters, protocol
 from rl_reason.serve.engine import Closed, Engine, Scores
-from rl_reason.serve.middleware import ROUTES, Guard
+from rl_reason.serve.middleware import FAILED, ROUTES, Guard
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.prompt_tokens import Prompt, Prompts
 from rl_reason.serve.protocol import ApiError
 from rl_reason.serve.responses import Response, Run, Stops
+from rl_reason.serve.threads import Threads
 
 DEFAULT_TOKENS = 16  # max_tokens of a completion, as in OpenAI's API
-THREADS = 2  # threads that parse requests and format answers
+# Threads that parse requests and format answers, that wait for chat templates,
+# and that call functions of serve.filter.
+THREADS = 2
 WHOLE = 1 << 20  # maximum characters of an answer that is not sent in parts
 
 
@@ -52,6 +54,7 @@ class Server:
     ratings: stores ratings of responses.
     silent: seconds since the engine has last answered, if it hangs; else 0.
     say: shows a line.
+    stall: seconds that all threads may take for a call.
   """
 
   def __init__(
@@ -65,6 +68,7 @@ class Server:
       ratings: feedback.Feedback,
       silent: Callable[[], float],
       say: Callable[[str], None],
+      stall: float = 30.0,
   ):
     self.metrics = Metrics(engine)
     self._engine, self._tok, self._name = engine, tok, name
@@ -73,16 +77,34 @@ class Server:
     self._silent = silent
     self._said: set[str] = set()  # errors of rules that were reported
     self._prompts = Prompts(tok, engine.programs, engine.max_waiting, say)
-    self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "requests")
+    self._threads, self._chats, self._filters = (
+        Threads(THREADS, timeout) for _ in range(3)
+    )
+    self._stall = stall
+
+  def close(self) -> None:
+    """Ends the processes that render chats."""
+    self._prompts.close()
 
   # --- routes without sampling ------------------------------------------------
 
   async def health(self, _) -> Reply:
-    """/health: whether the engine samples."""
+    """/health: whether the engine samples, and threads take requests."""
     if seconds := self._silent():
       raise ApiError(
           503, f"the engine has not sampled for {seconds:.0f} seconds"
       )
+    for threads, what in (
+        (self._threads, "requests"),
+        (self._chats, "chats"),
+        (self._filters, "functions of serve.filter"),
+    ):
+      if (seconds := threads.stuck) > self._stall:
+        raise ApiError(
+            503,
+            f"the threads for {what} have not answered for {seconds:.0f}"
+            " seconds: start the server again",
+        )
     return JSONResponse(dict(status="ok"))
 
   async def show_metrics(self, _) -> Reply:
@@ -117,6 +139,8 @@ class Server:
       pairs = await self._apart(note)
     except feedback.Unknown as e:
       raise ApiError(404, str(e), code="not_found") from None
+    except feedback.FullFiles as e:
+      raise ApiError(507, str(e), code="storage_full") from None
     except OSError as e:
       raise ApiError(503, f"the rating cannot be written: {e}") from None
     return JSONResponse(dict(pairs=pairs))
@@ -165,7 +189,7 @@ class Server:
   async def chat(self, request: Request) -> Reply:
     """/v1/chat/completions."""
     body, prompts = await self._read(
-        request, protocol.Chat, self._prompts.of_chat
+        request, protocol.Chat, self._prompts.of_chat, self._chats
     )
     alternatives = body.top_logprobs if body.logprobs else 0
     if body.stream and alternatives:
@@ -229,14 +253,25 @@ class Server:
 
   async def _apart(self, function: Callable[..., Any], *args) -> Any:
     """Calls a slow function in a thread, so as not to block the event loop."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(self._threads, function, *args)
+    return await self._in(self._threads, function, *args)
+
+  async def _in(self, threads: Threads, function, *args) -> Any:
+    try:
+      return await threads.call(function, *args)
+    except TimeoutError:
+      raise ApiError(
+          504,
+          f"not read within {self._timeout:g} seconds (serve.timeout): try"
+          " again later",
+          code="timeout",
+      ) from None
 
   async def _read(
       self,
       request: Request,
       kind: type[protocol.Body],
       prompts: Callable[[Any], list[Prompt]],
+      threads: Threads | None = None,
   ) -> tuple[Any, list[Prompt]]:
     """Parses the body of a request and its prompts."""
     text = await request.body()
@@ -245,7 +280,7 @@ class Server:
       body = protocol.read(kind, text)
       return body, prompts(body)
 
-    return await self._apart(read)
+    return await self._in(threads or self._threads, read)
 
   def _start(
       self,
@@ -344,7 +379,7 @@ class Server:
     rule, ended = "", response.finish
     if self._rules:
       try:
-        rule = await asyncio.to_thread(
+        rule = await self._filters.call(
             filters.refusal, self._rules, prompt, response.text
         )
       except Exception as e:  # in the function of the user: refuse
@@ -364,8 +399,8 @@ class Server:
     texts = [
         None if x.finish == "content_filter" else x.text for x in run.responses
     ]
-    size = sum(len(x or "") for x in [*texts, *(x.text for x in prompts)])
     kept = feedback.Answer([x.kept for x in prompts], texts)
+    size = len(json.dumps(kept))
     self._ratings.remember(name, kept, size)
 
   def _stream(
@@ -400,6 +435,11 @@ class Server:
       except ApiError as e:
         yield _event(e.body)
         return
+      except (asyncio.CancelledError, GeneratorExit):
+        raise
+      except BaseException as e:  # of a tokenizer, which may panic
+        yield _event(ApiError(500, FAILED).body)
+        raise RuntimeError("a stream ended with an error") from e
       if not run.responses or all(x.finish for x in run.responses):
         self._time(run)
         self._remember(reply.id, run)
@@ -436,7 +476,7 @@ def app(
       ClientDisconnect: lambda *_: ApiError(499, "the client has gone").reply(),
       404: lambda r, _: ApiError(404, f"no route {r.url.path}").reply(),
       405: lambda r, _: ApiError(405, f"not with {r.method}").reply(),
-      500: lambda *_: ApiError(500, "an error of the server").reply(),
+      500: lambda *_: ApiError(500, FAILED).reply(),
   }
   inner = Starlette(routes=routes, exception_handlers=handlers)
   return Guard(

@@ -1,11 +1,14 @@
 """Ratings of responses, and preference pairs from ratings.
 
-WORKDIR/ratings.jsonl      every rating, with its prompt and response
+WORKDIR/ratings.jsonl      every rating, with its response, and with its prompt
+                           in the first line of each "prompt_id"
 WORKDIR/preferences.jsonl  {"prompt", "chosen", "rejected"}: a source of
                            data.train, from which reward models learn
 """
 
 import collections
+import functools
+import hashlib
 import json
 import pathlib
 import threading
@@ -16,12 +19,20 @@ from typing import Any, NamedTuple
 FILES = ("ratings.jsonl", "preferences.jsonl")
 REMEMBERED = 10_000  # maximum number of answers that can be rated
 CHARACTERS = 1 << 25  # maximum characters of these answers
+BYTES = 1 << 28  # maximum size of both files
+# Pairs of one rating: as many as 9 responses have, ranked one after the other.
+PAIRS = 8
+PAIR_BYTES = 1 << 14  # of the pairs of one rating, unless it is a single pair
 
 Prompt = str | list[dict[str, Any]]  # a text, or the turns of a chat
 
 
 class Unknown(Exception):
   """There is no answer with this id and index."""
+
+
+class FullFiles(Exception):
+  """The files have their maximum size."""
 
 
 class Answer(NamedTuple):
@@ -43,8 +54,9 @@ class Answer(NamedTuple):
 class Feedback:
   """Appends ratings and pairs to the files of a work directory.
 
-  A rated response forms a pair with each earlier response to the same prompt
-  that has another rating, including ratings before a restart. Thread-safe.
+  A rated response forms pairs with earlier responses to the same prompt that
+  have another rating, including ratings before a restart: with the last PAIRS
+  of them, or fewer if the pairs are long. Thread-safe.
 
   Args:
     workdir: work directory of the run.
@@ -53,7 +65,7 @@ class Feedback:
 
   def __init__(self, workdir: pathlib.Path, say: Callable[[str], None]):
     self._ratings, self._pairs = (workdir / name for name in FILES)
-    self._lock = threading.Lock()
+    self._lock, self._say = threading.Lock(), functools.cache(say)
     self._answers: collections.OrderedDict[str, tuple[Answer, int]]
     self._answers = collections.OrderedDict()
     self._size = 0  # characters of all answers
@@ -61,7 +73,8 @@ class Feedback:
     for path in (self._ratings, self._pairs):
       _mend(path, say)
     for row in _rows(self._ratings, say):
-      self._rated[_key(row["prompt"])][row["response"]] = row["rating"]
+      key = row.get("prompt_id") or _key(row["prompt"])
+      self._rated[key][row["response"]] = row["rating"]
 
   def remember(self, name: str, answer: Answer, size: int) -> None:
     """Keeps an answer of `size` characters, so that it can be rated by id."""
@@ -77,20 +90,41 @@ class Feedback:
 
     Raises:
       Unknown: there is no such response.
+      FullFiles: the files have their maximum size.
     """
     with self._lock:
       prompt, text = self._find(name, index)
-      rated = self._rated[_key(prompt)]
-      pairs = [
+      key = _key(prompt)
+      rated = self._rated[key]
+      others = [
           (text, other) if rating > value else (other, text)
-          for other, value in rated.items()
+          for other, value in reversed(rated.items())
           if value != rating and other != text
       ]
-      row = dict(prompt=prompt, response=text, rating=rating, comment=comment)
-      about = dict(time=time.time(), id=name, index=index)
-      _append(self._ratings, [about | row])
+      pairs, size = [], 0
+      for pair in others[:PAIRS]:
+        pairs.append(_pair(prompt, *pair))
+        size += len(pairs[-1])
+        if len(pairs) > 1 and size > PAIR_BYTES:
+          pairs.pop()
+          break
+      if len(pairs) < len(others):
+        self._say(
+            f"{self._pairs}: a rating forms at most {PAIRS} pairs of"
+            f" {PAIR_BYTES:,} bytes in all, with the responses to the same"
+            " prompt that were rated last"
+        )
+      row: dict[str, Any] = dict(time=time.time(), id=name, index=index)
+      row |= (
+          dict(prompt_id=key) if rated else dict(prompt_id=key, prompt=prompt)
+      )
+      row |= dict(response=text, rating=rating, comment=comment)
+      line = json.dumps(row)
+      self._check_size(sum(map(len, [line, *pairs])))
+      _append(self._ratings, [line])
+      rated.pop(text, None)  # the last rating comes last
       rated[text] = rating
-      self._append_pairs(prompt, pairs)
+      _append(self._pairs, pairs)
     return len(pairs)
 
   def prefer(self, name: str, chosen: int, rejected: int) -> int:
@@ -98,6 +132,7 @@ class Feedback:
 
     Raises:
       Unknown: there are no such responses to one prompt.
+      FullFiles: the files have their maximum size.
     """
     with self._lock:
       (prompt, better), (other, worse) = (
@@ -105,8 +140,22 @@ class Feedback:
       )
       if prompt != other:
         raise Unknown(f"{chosen} and {rejected} answer different prompts")
-      self._append_pairs(prompt, [(better, worse)])
+      row = _pair(prompt, better, worse)
+      self._check_size(len(row))
+      _append(self._pairs, [row])
     return 1
+
+  def _check_size(self, more: int) -> None:
+    paths = [x for x in (self._ratings, self._pairs) if x.exists()]
+    size = sum(x.stat().st_size for x in paths)
+    if size + more > BYTES:
+      line = (
+          f"{self._ratings.name} and {self._pairs.name} have the {BYTES:,}"
+          " bytes that a server writes at most: move them out of the work"
+          " directory"
+      )
+      self._say(f"a rating is refused: {line}")
+      raise FullFiles(line)
 
   def _find(self, name: str, index: int) -> tuple[Prompt, str]:
     answer, _ = self._answers.get(name, (None, 0))
@@ -123,23 +172,19 @@ class Feedback:
       )
     return answer.prompt(index), text
 
-  def _append_pairs(self, prompt: Prompt, pairs) -> None:
-    _append(
-        self._pairs,
-        [
-            dict(prompt=prompt, chosen=chosen, rejected=rejected)
-            for chosen, rejected in pairs
-        ],
-    )
+
+def _pair(prompt: Prompt, chosen: str, rejected: str) -> str:
+  return json.dumps(dict(prompt=prompt, chosen=chosen, rejected=rejected))
 
 
 def _key(prompt: Prompt) -> str:
-  return json.dumps(prompt, sort_keys=True)
+  text = json.dumps(prompt, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _append(path: pathlib.Path, rows: list[dict]) -> None:
-  """Appends all rows, or no row if the disk is full."""
-  lines = "".join(json.dumps(row) + "\n" for row in rows)
+def _append(path: pathlib.Path, rows: list[str]) -> None:
+  """Appends all rows of JSON, or no row if the disk is full."""
+  lines = "".join(row + "\n" for row in rows)
   with path.open("ab", buffering=0) as file:
     before = file.tell()
     try:
@@ -187,7 +232,9 @@ def _rows(path: pathlib.Path, say: Callable[[str], None]) -> Iterator[dict]:
   with path.open("rb") as file:
     for number, line in enumerate(file, 1):
       row = json.loads(line) if _is_row(line) else {}
-      if {"prompt", "response", "rating"} <= row.keys():
+      known = isinstance(row.get("prompt_id"), str) or "prompt" in row
+      text, rating = row.get("response"), row.get("rating")
+      if known and isinstance(text, str) and isinstance(rating, int | float):
         yield row
       else:
         say(f"{path}: line {number} is not a rating and is skipped; remove it")

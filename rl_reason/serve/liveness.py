@@ -1,10 +1,12 @@
-"""Detects an engine that hangs, by sampling a token every few seconds."""
+"""Detects an engine that hangs, and ends a server that does not end itself."""
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from rl_reason.monitoring import stop_signals
 from rl_reason.serve.engine import Closed, Engine, Full, Job
 
 EVERY = 5.0  # seconds without a token after which the watchdog samples one
@@ -41,9 +43,9 @@ class Watchdog:
     return self._silence() if self._hangs else 0.0
 
   def close(self) -> None:
-    """Ends the thread."""
+    """Ends the thread, which may wait for the screen."""
     self._end.set()
-    self._thread.join()
+    self._thread.join(1.0)
 
   def _silence(self) -> float:
     return time.monotonic() - self._engine.progressed
@@ -71,3 +73,28 @@ class Watchdog:
     job = Job(prompt, lambda *_: None, own=True)
     with contextlib.suppress(Full, Closed):  # then other jobs are waiting
       self._engine.submit([job])
+
+
+@contextlib.contextmanager
+def killed_after(stop: threading.Event, seconds: float) -> Iterator[None]:
+  """Kills this process `seconds` after `stop` is set, if the block still runs.
+
+  Its main thread may wait for a device, for the screen or for a function of the
+  user for ever.
+  """
+  over = threading.Event()
+
+  def watch():
+    stop.wait()
+    if not over.wait(seconds):
+      stop_signals.say(
+          f"error: the server has not ended {seconds:g} seconds after a signal:"
+          " it is killed"
+      )
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    over.set()

@@ -6,6 +6,7 @@ this machine, but it cannot hide this name or its own origin, and it cannot send
 JSON without permission.
 """
 
+import asyncio
 import hmac
 import urllib.parse
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from collections.abc import Collection
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.protocol import ApiError
 
+FAILED = "an error of the server: its screen has the traceback"
 OPEN = ("/health",)  # routes that need no key
 ROUTES = (
     *("/health", "/metrics", "/v1/models", "/feedback"),
@@ -49,7 +51,7 @@ class Guard:
     if scope["type"] != "http":
       await self._app(scope, receive, send)
       return
-    size = 0
+    size, begun = 0, False
 
     async def counted():
       nonlocal size
@@ -60,13 +62,23 @@ class Guard:
       return message
 
     async def noted(message):
+      nonlocal begun
+      begun = True
       if message["type"] == "http.response.start":
         path = scope["path"] if scope["path"] in ROUTES else "other"
         self._metrics.requests.labels(path, str(message["status"])).inc()
       await send(message)
 
     error = self._refusal(scope)
-    await (error.reply() if error else self._app)(scope, counted, noted)
+    try:
+      await (error.reply() if error else self._app)(scope, counted, noted)
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+      raise
+    # A panic of `tokenizers`, or sys.exit in the user's code.
+    except BaseException as e:
+      if not begun:
+        await ApiError(500, FAILED).reply()(scope, counted, noted)
+      raise RuntimeError(f"{scope['path']}: {type(e).__name__}") from e
 
   def _refusal(self, scope) -> ApiError | None:
     headers = dict(scope["headers"])

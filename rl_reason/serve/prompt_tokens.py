@@ -9,8 +9,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rl_reason.base import errors
 from rl_reason.data import templates, tokenizer
-from rl_reason.serve import protocol
+from rl_reason.serve import protocol, rendering
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.protocol import ApiError
 
@@ -52,6 +53,11 @@ class Prompts:
     self._say = functools.cache(say)  # each line once
     longest = max(map(len, tok.get_vocab()))
     self._characters = programs.max_prompt * min(longest, CHARACTERS)
+    self._renderer = rendering.Renderer(tok, self._characters)
+
+  def close(self) -> None:
+    """Ends the processes that render chats."""
+    self._renderer.close()
 
   def of_completion(self, body: protocol.Completion) -> list[Prompt]:
     """The prompts of a completion.
@@ -94,10 +100,10 @@ class Prompts:
             "chat_template_kwargs: the tokenizer has no chat template: leave"
             " it out"
         )
-      render = functools.partial(
-          templates.render, tok=self._tok, chat=has_template, args=args
-      )
-      text, renamed = templates.render_all(turns, render)
+      if has_template:
+        text, renamed = self._renderer.render(turns, args)
+      else:
+        text, renamed = turns[-1]["content"], 0
     except (ValueError, templates.PromptError) as e:
       raise ApiError(400, str(e), param="messages") from None
     if renamed:
@@ -134,7 +140,12 @@ class Prompts:
       raise ApiError(
           400, f"prompt: {max(ids)} is no id below {known}", param="prompt"
       )
-    text = tokenizer.Detokenizer(self._tok).text(ids)
+    try:
+      text = tokenizer.Detokenizer(self._tok).text(ids)
+    except BaseException as e:  # a panic of `tokenizers` is no Exception
+      raise ApiError(
+          400, f"prompt: has no text: {errors.one_line(e)}", param="prompt"
+      ) from None
     return Prompt(text, tuple(ids), text)
 
   def _of_text(self, text: str, body: protocol.Streamed) -> Prompt:
@@ -144,9 +155,12 @@ class Prompts:
       encode = tokenizer.encode_prompts
     try:
       [ids] = encode(self._tok, [text])
-    except Exception as e:  # a tokenizer without an unknown token
+    # A tokenizer without an unknown token; a panic of it is no Exception.
+    except BaseException as e:
       raise ApiError(
-          400, f"prompt: cannot be tokenised: {e}", param="prompt"
+          400,
+          f"prompt: cannot be tokenised: {errors.one_line(e)}",
+          param="prompt",
       ) from None
     return self.of_ids(ids)._replace(text=text, kept=text)
 

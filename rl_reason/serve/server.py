@@ -36,6 +36,7 @@ from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
 FEW = (1, 8)  # numbers of slots for a server that is not busy
+LATE = 10.0  # seconds after which a server that does not end is killed
 LAST_WORDS = 1.0  # seconds to answer clients after the engine has ended
 
 
@@ -80,6 +81,7 @@ def run(
       ratings=feedback.Feedback(workdir, say),
       silent=lambda: watchdog.silent,
       say=say,
+      stall=c.serve.stall,
   )
   application = app_lib.app(
       server,
@@ -87,7 +89,12 @@ def run(
       hosts={*requirements.LOCAL, c.serve.host},
       max_body=c.serve.max_body,
   )
-  with place, contextlib.closing(watchdog):
+  with (
+      place,
+      contextlib.closing(watchdog),
+      contextlib.closing(server),
+      liveness.killed_after(stop, c.serve.grace + LAST_WORDS + LATE),
+  ):
     answer(application, serving, place, display, stop, c.serve)
 
 

@@ -70,6 +70,7 @@ class Pool:
       *,
       wall_seconds: float | None = None,
       megabytes: int = 2048,
+      max_reply: int = MAX_REPLY,
   ):
     """Checks the function; workers start when the first items are submitted.
 
@@ -82,6 +83,7 @@ class Pool:
         longest wait without CPU time, if more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
       megabytes: address space of a worker.
+      max_reply: bytes of the JSON of a result.
 
     Raises:
       ValueError: the path names no function, or a limit is not positive.
@@ -103,7 +105,7 @@ class Pool:
       )
     self.failures: collections.Counter[str] = collections.Counter()
     self._wall = 10 * seconds + 60 if wall_seconds is None else wall_seconds
-    self._seconds = seconds
+    self._seconds, self._max_reply = seconds, max_reply
     self._start = json.dumps([function_path, seconds, self._wall, megabytes])
     self._workers, self._threads = workers, []
     self._free = threading.Semaphore(workers)
@@ -197,7 +199,7 @@ class Pool:
     with self._lock:  # `close` kills all workers in `_live`
       if self._closed:
         raise RuntimeError("the pool is closed")
-      worker = _Worker(self._start)
+      worker = _Worker(self._start, self._max_reply)
       self._live.add(worker)
     return worker
 
@@ -238,7 +240,8 @@ _SLEEPS = b"[%d]\n"  # sent by a worker whose program sleeps
 class _Worker:
   """A worker process and the socket to it."""
 
-  def __init__(self, start: str):
+  def __init__(self, start: str, max_reply: int):
+    self.max_reply = max_reply
     self.socket, theirs = socket.socketpair()
     self.process = interpreter(
         f"from {__name__} import serve\n"
@@ -300,7 +303,7 @@ class _Worker:
       self.socket.settimeout(wall)
       self.socket.sendall(f"[{self.asked}, {item}]\n".encode())
       self.socket.settimeout(0.2)
-      while not reply.endswith(b"\n") and len(reply) < MAX_REPLY:
+      while not reply.endswith(b"\n") and len(reply) < self.max_reply:
         try:
           piece = self.socket.recv(1 << 16)
         except TimeoutError:
