@@ -178,6 +178,8 @@ def get_config():
   c.loss = section(
       "loss",
       mask_truncated=field(False, needs=RL),  # DAPO's overlong filtering
+      # Whether filtered responses count for the baseline of their group.
+      truncated_in_baseline=field(True, needs="loss.mask_truncated"),
       # VAPO's positive-example LM loss.
       positive_nll=number(0.0, low=0, needs=RL),
       entropy_coef=number(0.0, low=0, needs=RL),  # entropy bonus

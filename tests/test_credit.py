@@ -184,6 +184,32 @@ def test_a_reward_that_is_not_finite_is_in_no_baseline(bad, options):
   assert batch.mask_BT.tolist() == (MASK_BT * [[1], [0], [1], [1]]).tolist()
 
 
+@pytest.mark.parametrize(
+    "given", [[1, -1, 0, 2], [1, 5, 0, 2], [1, 9, np.nan, 2]]
+)
+def test_filtered_responses_may_leave_the_baseline(given):
+  """The second response of two is truncated: its sibling is then alone."""
+  truncated_B = np.array([False, True, False, False])
+  given = np.array(given, F)
+
+  def got(**options):
+    return credit.rewards_and_advantages(
+        arrays() | dict(truncated_B=truncated_B),
+        reward=lambda _: given,
+        assign=functools.partial(
+            credit.assign, advantage=function("group_mean"), critic_lam=1.0
+        ),
+        **options,
+    )
+
+  with_it, without = got(), got(counts=build_step.finished)
+  assert with_it["advantages_BT"][0, 0] == (1 - given[1]) / 2
+  assert without["advantages_BT"][0, 0] == 0
+  assert not np.asarray(without["advantages_BT"][1]).any()
+  close(without["rewards_B"], given)
+  close(without["advantages_BT"][2:], with_it["advantages_BT"][2:])
+
+
 def test_parts_of_the_reward():
   """The outcome of weight 1, and scores whose weights move; 0 where NaN."""
   rows = arrays() | dict(

@@ -7,6 +7,7 @@ import pytest
 
 from bench import entropy_collapse as study, results, runs, xor
 from rl_reason.lab import jobs
+from rl_reason.monitoring import alerts, health
 
 
 def run(epochs, bound, seed, accuracy, entropies):
@@ -48,6 +49,84 @@ def test_collapse_is_low_entropy_without_the_skill():
   assert study.collapsed(run("", 0.2, 1, 0.5, (0.3, 0.02)))
   assert not study.collapsed(run("", 0.2, 1, 0.8, (0.3, 0.02)))  # learned
   assert not study.collapsed(run("", 0.2, 1, 0.5, (0.3, 0.1)))  # explores
+
+
+def alerted(entropy, accuracy):
+  """The steps with the relative alert, of a run with these numbers."""
+  [rule] = [x for x in alerts.RULES if x.name == "Entropy collapse"]
+  monitor = health.HealthMonitor(dict.fromkeys(health.LIMITS, 0), print)
+  out, lines = [], []
+  for x, y in zip(entropy, accuracy, strict=True):
+    line = {"actor/updates": 1, "actor/entropy": x, "train/accuracy": y}
+    lines.append(monitor._with_start(line))
+    found = alerts.of_step(lines[-alerts.WINDOW :], {}, [rule])
+    if any("at the start" in x.message for x in found):
+      out.append(len(lines))
+  return out
+
+
+def interpolated(x):
+  """The held-out accuracy at each step of RL."""
+  steps = range(1, len(x["entropy"]) + 1)
+  pairs = zip(x["steps"], x["accuracy"], strict=True)
+  known = [pair for pair in pairs if pair[1] is not None]
+  return np.interp(steps, *zip(*known, strict=True))
+
+
+def test_the_alert_finds_the_runs_that_the_study_calls_collapsed():
+  """18 of 20; of the runs that learn the skill 1 of 19 has it on the way.
+
+  The accuracy at steps without an evaluation is interpolated.
+  """
+  every = results.read(study.NAME)["runs"]
+  found = [alerted(x["entropy"], interpolated(x)) for x in every]
+  pairs = list(zip(every, found, strict=True))
+  lost = [bool(at) for x, at in pairs if study.collapsed(x)]
+  assert (sum(lost), len(lost)) == (18, 20)
+  learned = [bool(at) for x, at in pairs if x["accuracy"][-1] > 0.9]
+  assert (sum(learned), len(learned)) == (1, 19)
+
+
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [("xor", 50), ("credit", 40), ("knobs", 30), ("band_runs", 100)],
+)
+def test_the_alert_is_silent_where_the_skill_is_learned(page, least):
+  """In committed runs that end above 90%, whose entropy falls as far."""
+  healthy = far = alarms = 0
+  for x in results.read(page)["runs"]:
+    of_rl = x.get("rl") or x
+    accuracy = of_rl.get("training accuracy") or of_rl.get("accuracy")
+    if page == "band_runs":
+      accuracy = list(interpolated(x))
+    entropy = of_rl["entropy"]
+    if not accuracy or None in entropy or None in accuracy:
+      continue
+    if np.mean(accuracy[-3:]) > 0.9:
+      healthy += 1
+      smooth = np.convolve(entropy, np.ones(3) / 3, "valid")
+      far += min(smooth) < alerts.LOST * smooth[0]
+      alarms += bool(alerted(entropy, accuracy))
+  assert healthy >= least and far > healthy / 2
+  assert not alarms
+
+
+def test_the_alert_needs_the_accuracy_and_the_start():
+  entropy, flat = list(np.geomspace(0.3, 0.02, 12)), [0.4] * 12
+  assert alerted(entropy, flat) == [11, 12]
+  assert not alerted(entropy, [None] * 12)  # nothing verifies
+  assert not alerted(entropy, list(np.linspace(0.1, 0.9, 12)))  # it learns
+  assert not alerted(entropy, [0.8] * 12)  # a skill
+  assert not alerted(entropy[5:], [0.4] * 7)  # as low at the start
+  # A resumed run knows its start.
+  lines = [
+      {"stage": "rl", "actor/updates": 1, "actor/entropy": x} for x in entropy
+  ]
+  fields = dict.fromkeys(health.LIMITS, 0)
+  resumed = health.HealthMonitor(fields, print, lambda: lines[:-1])
+  for line in resumed._before():
+    last = resumed._with_start(line)
+  assert last[alerts.ENTROPY_START] == pytest.approx(np.mean(entropy[:3]))
 
 
 def test_verdicts(result):

@@ -9,6 +9,7 @@ import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import reference_model
 
@@ -77,6 +78,68 @@ def scale_of(state):
   """The largest entry of the step that SGD took."""
   moved = golden.moved(start()[0], state)
   return max(np.abs(x).max() for x in moved.values())
+
+
+# --- learning rates and metrics of an update ----------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_skipped_updates_advance_the_schedule(name):
+  """The second of four is not finite, the third has no token."""
+  tx = golden.optimizer(name, schedule="linear", total=4)
+  zero = jnp.zeros((), jnp.int32)
+  params = {"embed": jnp.zeros(2)}
+  state = TrainState(params, tx.init(params), zero, zero)
+  moved = []
+  for at, (grad, mask) in enumerate(
+      [(1.0, True), (jnp.nan, True), (1.0, False), (1.0, True)]
+  ):
+    before = state.params["embed"][0]
+    state, _ = step.optimize(
+        state, tx, {"embed": jnp.full(2, grad)}, mask, at=jnp.int32(at)
+    )
+    moved.append(float(before - state.params["embed"][0]))
+  # The rate of the last one is a quarter, not three quarters.
+  np.testing.assert_allclose(moved, [1, 0, 0, 0.25], rtol=1e-5)
+
+
+def test_a_run_ends_with_its_schedule():
+  """Of three steps of two updates, the second has no signal."""
+  tx = golden.optimizer("sgd", lr=0.1, schedule="linear", total=6)
+  run = golden.program(SMALL, tx, **TOKENS)
+  params = jax.tree.map(jnp.copy, start()[1])
+  zero = jnp.zeros((), jnp.int32)
+  state = TrainState(params, tx.init(params), zero, zero)
+  batch, counts = on_policy(start()[2]), []
+  for empty in (False, True, False):
+    rows = hide(batch, *range(len(batch.mask_BT) * empty))
+    rows_M = padded.split(rows, 2)
+    state, _ = run(state, rows_M, padded.packed(rows_M, 1), NONE)
+    counts.append(int(jax.tree.leaves(state.opt_state)[-1]))
+  # The two updates without a token are not counted until the next step begins.
+  assert counts == [2, 3, 6]
+
+
+def test_metrics_over_tokens_weigh_minibatches_by_their_tokens():
+  """3 tokens, 1 token, and a minibatch that made no update."""
+  found = step.summarize(
+      dict(
+          updates=jnp.array([True, True, False]),
+          tokens=jnp.array([3, 1, 4]),
+          update_skipped=jnp.array([0.0, 1, 0]),
+          entropy=jnp.array([0.4, 0.8, jnp.nan]),
+          grad_norm=jnp.array([1.0, 3, 9]),
+          kl_old_new_max=jnp.array([1.0, 3, 9]),
+      )
+  )
+  wanted = dict(entropy=0.5, grad_norm=2, kl_old_new_max=9, updates=2)
+  wanted["update_skipped"] = 1
+  assert {k: float(x) for k, x in found.items()} == pytest.approx(wanted)
+  one = step.summarize(
+      dict(updates=jnp.array([True]), tokens=jnp.array([7]))
+      | dict(entropy=jnp.array([jnp.float32(0.1)]))
+  )
+  assert one["entropy"] == jnp.float32(0.1)  # to the bit
 
 
 # --- early stopping ----------------------------------------------------------

@@ -241,6 +241,7 @@ def rewards_and_advantages(
     reward: Callable[[dict[str, Array]], Array],
     assign: Callable[[dict[str, Array]], dict[str, Any]],
     parts: Callable[[dict[str, Array]], dict[str, Any]] | None = None,
+    counts: Callable[[dict[str, Array]], Array] | None = None,
 ) -> dict[str, Any]:
   """The whole of credit: `outcome`, then `assign` (or `monte_carlo`).
 
@@ -252,9 +253,13 @@ def rewards_and_advantages(
     reward: `outcome`, keywords bound.
     assign: `assign` or `monte_carlo`, keywords bound.
     parts: `variants.reward_parts` for an advantage that takes them, or None.
+    counts: rows -> whether a row is part of the statistics, too; None: all are.
+      A row that is not has no advantage, and keeps its reward.
   """
   rewards_B = reward(rows)
-  finite_B = jnp.isfinite(rewards_B)
+  given_B = finite_B = jnp.isfinite(rewards_B)
+  if counts is not None:
+    finite_B &= counts(rows)
   if parts is not None:
     rows = rows | dict(parts=parts(rows))
   out = assign(
@@ -266,4 +271,5 @@ def rewards_and_advantages(
           mask_BT=rows["mask_BT"] & finite_B[:, None],
       )
   )
-  return out | dict(rewards_B=jnp.where(finite_B, out["rewards_B"], jnp.nan))
+  rewards_B = jnp.where(finite_B, out["rewards_B"], rewards_B)
+  return out | dict(rewards_B=jnp.where(given_B, rewards_B, jnp.nan))

@@ -68,6 +68,7 @@ VALUES = (
     "reward.",
     "environment.",
     "loss.mask_truncated",
+    "loss.truncated_in_baseline",
     "advantage.args.gamma",
 )
 

@@ -144,7 +144,8 @@ def take(
           forward(lower, packed, base),
       )
       found = of_tokens(*logps, change, size, b, w, coefs)
-    new, going, more = optimize(state, grads, metrics, b.mask_BT, going)
+    at = before * len(packed_M.source_BT) + index
+    new, going, more = optimize(state, grads, metrics, b.mask_BT, going, at)
     host = sharding.fetch((grads, metrics | more, found))
     grads, metrics, found = host
     yield OptimizerStep(
@@ -157,11 +158,12 @@ def take(
   yield state
 
 
-def _optimize(tx, max_kl, state, grads, metrics, mask_BT, going):
+def _optimize(tx, max_kl, state, grads, metrics, mask_BT, going, at):
   """The optimizer step of `rl_update`."""
   if max_kl:
     going &= metrics["kl_old_new"] <= max_kl
-  new, more = step_lib.optimize(state, tx, grads, mask_BT & going, going)
+  mask_BT = mask_BT & going
+  new, more = step_lib.optimize(state, tx, grads, mask_BT, going, at)
   return new, going, more
 
 

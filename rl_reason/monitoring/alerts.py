@@ -27,6 +27,12 @@ GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; logged only if there are any
 BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only if there are any
 
+START = 3  # steps of the mean entropy at the start of a run
+ENTROPY_START = HEALTH + "entropy_start"
+# Of a relative collapse: the share of the entropy at the start that is left,
+# the accuracy of a skill that is learned, and a rise of the accuracy.
+LOST, LEARNED, RISE = 0.2, 0.6, 0.05
+
 Steps = Sequence[dict[str, Any]]  # lines of metrics.jsonl, the newest last
 Fields = dict[str, Any]  # the flat config
 
@@ -251,12 +257,33 @@ def _window(steps, name, of) -> list[float]:
 
 
 def _entropy_collapse(steps):
-  found = _window(steps[-1:], "actor/entropy", "actor/updates")
-  if not found or found[-1] >= 1e-3:
+  found = _window(steps, "actor/entropy", "actor/updates")
+  if not found:
     return ""
-  if number(steps[-1], "train/accuracy") >= 0.99:
-    return ""  # nearly all responses are correct: no other ones are wanted
-  return f"the entropy is {found[-1]:.2g} nats per token"
+  # Of nearly all responses correct no other ones are wanted.
+  if found[-1] < 1e-3 and number(steps[-1], "train/accuracy") < 0.99:
+    return f"the entropy is {found[-1]:.2g} nats per token"
+  start = number(steps[-1], ENTROPY_START)
+  if not (_is_lost(steps, start) and _is_lost(steps[:-1], start)):
+    return ""
+  return (
+      f"the entropy is {found[-1]:.2g} nats per token, from {start:.2g} at the"
+      " start, and the accuracy no longer rises"
+  )
+
+
+def _is_lost(steps, start: float) -> bool:
+  """Whether the entropy is gone before the skill is learned.
+
+  On the way to 100% the entropy falls as far, but then the accuracy rises.
+  """
+  entropy = _window(steps, "actor/entropy", "actor/updates")[-START:]
+  known = [x.get("train/accuracy") for x in steps[-2 * START :]]
+  if len(entropy) < START or len(known) < 2 * START or None in known:
+    return False
+  before, now = statistics.mean(known[:START]), statistics.mean(known[START:])
+  low = statistics.mean(entropy) < LOST * start
+  return low and now < LEARNED and now <= before + RISE
 
 
 def _entropy_explosion(steps):

@@ -108,6 +108,7 @@ class HealthMonitor:
     self._steps: deque[dict] = deque(maxlen=alerts.WINDOW)
     self._active: dict[str, int] = {}  # alert -> the last step that had it
     self._checked = 0
+    self._first: list[float] = []  # entropies at the start of the run
 
   def check(self, step: int, metrics: dict[str, Any]) -> dict[str, int]:
     """Checks a step, and says which alerts begin and end.
@@ -122,11 +123,12 @@ class HealthMonitor:
     if not self._steps and step > 1:  # of a resumed run
       for line in self._before():
         if line["stage"] == "rl":
-          self._steps.append(line)
+          self._steps.append(self._with_start(line))
           self._count([x for x in alerts.RULES if x.metric in line], "")
-    self._steps.append(
-        {k: x if isinstance(x, str) else number(x) for k, x in metrics.items()}
-    )
+    values = {
+        k: x if isinstance(x, str) else number(x) for k, x in metrics.items()
+    }
+    self._steps.append(self._with_start(values))
     found = alerts.of_step(list(self._steps), self._fields)
     if self._band.band:
       self._band.check(self._steps[-1] | dict(stage="rl", step=step))
@@ -147,6 +149,16 @@ class HealthMonitor:
         f"Step {step}, prompts {ids[0]} to {ids[1]}: {causes(found)}",
     )
     return {rule.metric: 1 for rule, _ in found}
+
+  def _with_start(self, line: dict[str, Any]) -> dict[str, Any]:
+    """A line with the mean entropy at the start of the run, if it is known."""
+    entropy = line.get("actor/entropy")
+    missing = len(self._first) < alerts.START
+    if missing and entropy is not None and line.get("actor/updates"):
+      self._first.append(entropy)
+    if len(self._first) < alerts.START:
+      return line
+    return line | {alerts.ENTROPY_START: sum(self._first) / alerts.START}
 
   def _count(self, found: list[alerts.Rule], last: str) -> None:
     failed = {rule.limit for rule in found}

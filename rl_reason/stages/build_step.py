@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from rl_reason.algorithms import (
     credit as credit_lib,
@@ -170,6 +171,11 @@ def credit(
   return _reward_and(c, assign, reward, mesh, title, display, parts)
 
 
+def finished(rows: dict[str, Array]) -> Array:
+  """Whether each response has ended, [B]."""
+  return ~rows["truncated_B"]
+
+
 def returns(
     c,
     reward: Callable[[dict], Array],
@@ -206,6 +212,7 @@ def _reward_and(
       reward=reward,
       assign=assign,
       parts=parts,
+      counts=finished if facts.baseline_of_finished(c) else None,
   )
   program = CompiledOnce(title, jax.jit(fn), display)
   return functools.partial(step.on_mesh, mesh, program)
@@ -250,15 +257,24 @@ def terms(c) -> tuple[reward_terms.Term, ...]:
   return reward_terms.terms(c.reward.functions)
 
 
+def _of_finished(reward: Callable, rows: dict[str, Array]) -> Array:
+  """The rewards, NaN of truncated responses."""
+  return jnp.where(finished(rows), reward(rows), jnp.nan)
+
+
 def signal(
     c, reward: Callable[[dict], Array]
 ) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
   if facts.by_reward(c):
+    if facts.baseline_of_finished(c):
+      reward = functools.partial(_of_finished, reward)
     return functools.partial(
         dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
     )
-  if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
+  if c.dynamic_sampling.enabled and (
+      c.reward.truncated == "bootstrap" or facts.baseline_of_finished(c)
+  ):
     return dynamic_sampling.in_every_step(
         dynamic_sampling.finished_partly_correct
     )

@@ -70,6 +70,14 @@ def carry_over(
     state.critic = _continued(
         c, where, "critic", state.critic, arrays["critic"]
     )
+  own = c.kl.kind != "none" and c.kl.self_teacher != "current"
+  if own and not c.kl.reference:
+    first = "the base without LoRA factors" if c.lora.rank else "its SFT policy"
+    say(
+        f"kl.kind = {c.kl.kind!r}: the KL compares with {first}, and not with"
+        f" the policy that {where} continues; kl.reference = {c.rl.init!r}"
+        " compares with that policy"
+    )
   kept = "with" if c.rl.init_optimizer else "without"
   say(
       f"{where}: {' and '.join(networks)} of its step {step}, {kept} the state"

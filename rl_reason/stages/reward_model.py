@@ -173,7 +173,7 @@ def preference_update(
 
   ones_B = jnp.ones(2 * pairs)
   grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
-  state, step_metrics = optimize(state, tx, grads)
+  state, step_metrics = optimize(state, tx, grads, at=state.step)
   return state.replace(step=state.step + 1), metrics | step_metrics
 
 

@@ -51,7 +51,7 @@ def sft_update(
   grads, metrics = imitation.gradient(
       state.params, packed, mask_BT, cfg=cfg, router_aux=router_aux
   )
-  state, step_metrics = optimize(state, tx, grads, mask_BT)
+  state, step_metrics = optimize(state, tx, grads, mask_BT, at=state.step)
   return state.replace(step=state.step + 1), metrics | step_metrics
 
 

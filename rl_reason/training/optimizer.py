@@ -221,13 +221,30 @@ def abstract_state(
   )
 
 
+def schedules_at(opt_state: Tree, update: Array) -> Tree:
+  """The state of an optimizer whose next learning rate is that of an update.
+
+  Schedules count all updates of a stage, so that they end with it. The count by
+  which Adam corrects its bias is without the skipped ones.
+  """
+
+  def is_schedule(x):
+    return isinstance(x, optax.ScaleByScheduleState)
+
+  return jax.tree.map(
+      lambda x: optax.ScaleByScheduleState(update) if is_schedule(x) else x,
+      opt_state,
+      is_leaf=is_schedule,
+  )
+
+
 def with_rate(
     update: Callable, *, lr: float, schedule: str, warmup: int, total: int
 ) -> Callable:
   """An update with the learning rate of its last optimizer step as a metric.
 
-  The optimizer counts its updates, without skipped ones. The rate stays on the
-  device, like all metrics of an update. Keywords are as of `make_optimizer`.
+  The rate stays on the device, like all metrics of an update. Keywords are as
+  of `make_optimizer`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))

@@ -26,7 +26,7 @@ from rl_reason.base.structs import (
 )
 from rl_reason.devices import randomness, sharding
 from rl_reason.models import critic, decoder, experts, lora
-from rl_reason.training import packing
+from rl_reason.training import optimizer, packing
 
 # --- forward passes over the rows of a step ----------------------------------
 
@@ -114,7 +114,6 @@ def train_batch(
   if "rewards_B" in credit:
     mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
   zeros_BT = np.zeros_like(rows.old_logps_BT)
-  sampler_BT = np.where(mask_BT, rows.rollouts.logps_BT, 0)
   staleness_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
   return Batch(
       groups_B=rows.rollouts.ids_B,
@@ -126,7 +125,7 @@ def train_batch(
       staleness_B=staleness_B.astype(np.int32),
       values_BT=zeros_BT if values_BT is None else values_BT,
       returns_BT=credit.get("returns_BT", zeros_BT),
-      sampler_logps_BT=sampler_BT if reads_sampler else None,
+      sampler_logps_BT=rows.rollouts.logps_BT if reads_sampler else None,
   )
 
 
@@ -177,6 +176,7 @@ def optimize(
     grads: Tree,
     mask: Array | bool = True,
     wanted: Array | bool = True,
+    at: Array | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one optimizer step, or skips it and counts the skipped step.
 
@@ -189,6 +189,8 @@ def optimize(
     grads: of the parameters.
     mask: tokens in the loss; without any True the step is skipped.
     wanted: whether a skipped step counts as skipped.
+    at: number of this step in the stage, skipped ones included, which decides
+      its learning rate; None: steps that were taken decide it.
 
   Returns:
     the next state, and the metrics grad_norm and update_skipped.
@@ -209,8 +211,11 @@ def optimize(
     )
     return optax.apply_updates(params, updates), moments
 
+  opt_state = state.opt_state
+  if at is not None:
+    opt_state = optimizer.schedules_at(opt_state, at)
   params, opt_state = jax.lax.cond(
-      good, update, lambda *unchanged: unchanged, state.params, state.opt_state
+      good, update, lambda *unchanged: unchanged, state.params, opt_state
   )
   skipped = wanted & ~good
   state = state.replace(
@@ -268,9 +273,10 @@ def policy_gradient(
 
 def without_padding(batch: Batch) -> Batch:
   """Zeros where the mask is empty: padding may be NaN, which spoils a sum."""
-  names = ("old_logps_BT", "ref_logps_BT", "advantages_BT")
+  names = ["old_logps_BT", "ref_logps_BT", "advantages_BT", "sampler_logps_BT"]
+  arrays = {x: y for x in names if (y := getattr(batch, x)) is not None}
   return batch.replace(
-      **{x: jnp.where(batch.mask_BT, getattr(batch, x), 0) for x in names}
+      **{x: jnp.where(batch.mask_BT, y, 0) for x, y in arrays.items()}
   )
 
 
@@ -348,7 +354,8 @@ def rl_update(
       metrics |= of_rows
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
-    new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)
+    at = state.step * len(batch_M.mask_BT) + index
+    new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going, at)
 
     # Effective sample size of the importance ratios, and age of the rows.
     mean, square = metrics.pop("ratio_mean"), metrics.pop("ratio_square")
@@ -361,6 +368,7 @@ def rl_update(
         jnp.where(b.staleness_B < 0, 0, b.staleness_B + index)
     )
     metrics["updates"] = going & has_tokens
+    metrics["tokens"] = b.mask_BT.sum()
     return (new, going, index + 1), metrics
 
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
@@ -372,23 +380,37 @@ def rl_update(
   return state.replace(step=state.step + 1), metrics
 
 
+# Metrics that are means over the tokens of a minibatch.
+TOKEN_MEANS = (
+    *("entropy", "ppo_kl", "kl_old_new", "kl/reference"),
+    *("pg_clipfrac", "pg_clipfrac_lower", "vf_loss", "vf_targets_clipped"),
+    *("rollout/sampler_trainer_kl", "rollout/logp_gap_mean"),
+)
+
+
 def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
   """Metrics of an RL step from the metrics of its minibatches.
 
   Maxima (`*_max`), minima (`*_min`) and the counts `update_skipped` and
   `updates` cover all minibatches; other metrics are means over the minibatches
-  that have tokens and that `max_kl` lets through. `updates` counts these, also
-  if they are skipped because a gradient is not finite.
+  that have tokens and that `max_kl` lets through, `TOKEN_MEANS` over the tokens
+  of these minibatches. `updates` counts these, also if they are skipped because
+  a gradient is not finite.
   """
-  updated_M = by_M["updates"]
+  updated_M, tokens_M = by_M["updates"], by_M["tokens"] * by_M["updates"]
+  share_M = tokens_M / jnp.maximum(tokens_M.sum(), 1)
   out = {}
   for name, value_M in by_M.items():
+    if name == "tokens":
+      continue
     if name.endswith("_max"):
       out[name] = value_M.max()
     elif name.endswith("_min"):
       out[name] = value_M.min()
     elif name in ("update_skipped", "updates"):
       out[name] = value_M.sum()
+    elif name in TOKEN_MEANS:
+      out[name] = jnp.sum(jnp.where(share_M > 0, value_M * share_M, 0))
     else:
       total = jnp.sum(value_M * updated_M)
       out[name] = total / jnp.maximum(updated_M.sum(), 1)
@@ -443,12 +465,16 @@ def critic_update(
     return loss, dict(vf_loss=loss) | clipped
 
   def minibatch(state, xs):
-    b, packed = xs
+    b, packed, index = xs
     mask = b.mask_BT.astype(b.returns_BT.dtype)
     share_BT = reductions.token_mean(mask, b.groups_B)
     grads, metrics = accumulate(loss_fn, state.params, packed, (b, share_BT))
-    state, step_metrics = optimize(state, tx, grads, b.mask_BT)
-    return state, metrics | step_metrics | dict(updates=jnp.any(b.mask_BT))
+    at = state.step * count + index
+    state, more = optimize(state, tx, grads, b.mask_BT, at=at)
+    more |= dict(updates=jnp.any(b.mask_BT), tokens=b.mask_BT.sum())
+    return state, metrics | more
 
-  state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M))
+  count = len(batch_M.mask_BT)
+  number_M = jnp.arange(count, dtype=jnp.int32)
+  state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M, number_M))
   return state.replace(step=state.step + 1), summarize(by_M)
