@@ -54,7 +54,7 @@ def add(c) -> None:
       programs=number(0, low=0, needs=("rows of files", "rows of code")),
       # How answers name one of the choices of data.columns: letter, index0,
       # index1 (counted from 0, from 1), text; or 'FILE=index0,letter'.
-      answer_as="detect",
+      answer_as=field("detect", needs="data.columns"),
   )
   extend(
       "rollout",

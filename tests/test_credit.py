@@ -14,7 +14,7 @@ from rl_reason.algorithms import corrections, credit, variants
 from rl_reason.checks import facts
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
-from rl_reason.stages import build_step
+from rl_reason.stages import build_step, finished_baseline
 from rl_reason.training import step
 
 F = np.float32
@@ -202,7 +202,7 @@ def test_filtered_responses_may_leave_the_baseline(given):
         **options,
     )
 
-  with_it, without = got(), got(counts=build_step.finished)
+  with_it, without = got(), got(counts=finished_baseline.finished)
   assert with_it["advantages_BT"][0, 0] == (1 - given[1]) / 2
   assert without["advantages_BT"][0, 0] == 0
   assert not np.asarray(without["advantages_BT"][1]).any()

@@ -16,7 +16,7 @@ import reference_model
 from rl_reason.algorithms import reductions, surrogates, variants
 from rl_reason.base.structs import TrainState
 from rl_reason.stages import controllers
-from rl_reason.training import step
+from rl_reason.training import step, update_metrics
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
 CLIP = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.28)
@@ -122,7 +122,7 @@ def test_a_run_ends_with_its_schedule():
 
 def test_metrics_over_tokens_weigh_minibatches_by_their_tokens():
   """3 tokens, 1 token, and a minibatch that made no update."""
-  found = step.summarize(
+  found = update_metrics.summarize(
       dict(
           updates=jnp.array([True, True, False]),
           tokens=jnp.array([3, 1, 4]),
@@ -135,7 +135,7 @@ def test_metrics_over_tokens_weigh_minibatches_by_their_tokens():
   wanted = dict(entropy=0.5, grad_norm=2, kl_old_new_max=9, updates=2)
   wanted["update_skipped"] = 1
   assert {k: float(x) for k, x in found.items()} == pytest.approx(wanted)
-  one = step.summarize(
+  one = update_metrics.summarize(
       dict(updates=jnp.array([True]), tokens=jnp.array([7]))
       | dict(entropy=jnp.array([jnp.float32(0.1)]))
   )

@@ -75,11 +75,6 @@ def batch_options(c) -> dict[str, bool]:
   )
 
 
-def baseline_of_finished(c) -> bool:
-  """Whether responses that overlong filtering masks are in no baseline."""
-  return c.loss.mask_truncated and not c.loss.truncated_in_baseline
-
-
 def reads_squares(c) -> bool:
   """Whether the advantage reads sums of squared probabilities."""
   return "squares_BT" in advantage_inputs(c)

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from rl_reason.algorithms import (
     credit as credit_lib,
@@ -29,7 +28,7 @@ from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed
 from rl_reason.models import collision, critic, decoder
 from rl_reason.monitoring.display import Display
-from rl_reason.stages import optimizers
+from rl_reason.stages import finished_baseline, optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
@@ -171,11 +170,6 @@ def credit(
   return _reward_and(c, assign, reward, mesh, title, display, parts)
 
 
-def finished(rows: dict[str, Array]) -> Array:
-  """Whether each response has ended, [B]."""
-  return ~rows["truncated_B"]
-
-
 def returns(
     c,
     reward: Callable[[dict], Array],
@@ -212,7 +206,7 @@ def _reward_and(
       reward=reward,
       assign=assign,
       parts=parts,
-      counts=finished if facts.baseline_of_finished(c) else None,
+      counts=finished_baseline.counts(c),
   )
   program = CompiledOnce(title, jax.jit(fn), display)
   return functools.partial(step.on_mesh, mesh, program)
@@ -257,24 +251,19 @@ def terms(c) -> tuple[reward_terms.Term, ...]:
   return reward_terms.terms(c.reward.functions)
 
 
-def _of_finished(reward: Callable, rows: dict[str, Array]) -> Array:
-  """The rewards, NaN of truncated responses."""
-  return jnp.where(finished(rows), reward(rows), jnp.nan)
-
-
 def signal(
     c, reward: Callable[[dict], Array]
 ) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
   if facts.by_reward(c):
-    if facts.baseline_of_finished(c):
-      reward = functools.partial(_of_finished, reward)
     return functools.partial(
-        dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
+        dynamic_sampling.rewards_differ,
+        reward=finished_baseline.rewards(c, reward),
+        steps=c.rl.steps,
     )
-  if c.dynamic_sampling.enabled and (
-      c.reward.truncated == "bootstrap" or facts.baseline_of_finished(c)
-  ):
+  without_truncated = finished_baseline.applies(c)
+  without_truncated |= c.reward.truncated == "bootstrap"
+  if c.dynamic_sampling.enabled and without_truncated:
     return dynamic_sampling.in_every_step(
         dynamic_sampling.finished_partly_correct
     )

@@ -26,7 +26,7 @@ from rl_reason.base.structs import (
 )
 from rl_reason.devices import randomness, sharding
 from rl_reason.models import critic, decoder, experts, lora
-from rl_reason.training import optimizer, packing
+from rl_reason.training import optimizer, packing, update_metrics
 
 # --- forward passes over the rows of a step ----------------------------------
 
@@ -325,8 +325,9 @@ def rl_update(
     router_aux: static, coefficient of `experts.loss`.
 
   Returns:
-    the next state, and metrics of `summarize`, with `first_log_ratio_max`, the
-    largest |log ratio| before the first update (0 up to rounding if on-policy).
+    the next state, and metrics of `update_metrics.summarize`, with
+    `first_log_ratio_max`, the largest |log ratio| before the first update (0 up
+    to rounding if on-policy).
   """
   chex.assert_rank(batch_M.mask_BT, 3)
 
@@ -375,46 +376,10 @@ def rl_update(
   (state, _, _), by_M = jax.lax.scan(
       minibatch, carry, (without_padding(batch_M), packed_M, rows_M)
   )
-  metrics = summarize(by_M)
+  metrics = update_metrics.summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
 
-
-# Metrics that are means over the tokens of a minibatch.
-TOKEN_MEANS = (
-    *("entropy", "ppo_kl", "kl_old_new", "kl/reference"),
-    *("pg_clipfrac", "pg_clipfrac_lower", "vf_loss", "vf_targets_clipped"),
-    *("rollout/sampler_trainer_kl", "rollout/logp_gap_mean"),
-)
-
-
-def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
-  """Metrics of an RL step from the metrics of its minibatches.
-
-  Maxima (`*_max`), minima (`*_min`) and the counts `update_skipped` and
-  `updates` cover all minibatches; other metrics are means over the minibatches
-  that have tokens and that `max_kl` lets through, `TOKEN_MEANS` over the tokens
-  of these minibatches. `updates` counts these, also if they are skipped because
-  a gradient is not finite.
-  """
-  updated_M, tokens_M = by_M["updates"], by_M["tokens"] * by_M["updates"]
-  share_M = tokens_M / jnp.maximum(tokens_M.sum(), 1)
-  out = {}
-  for name, value_M in by_M.items():
-    if name == "tokens":
-      continue
-    if name.endswith("_max"):
-      out[name] = value_M.max()
-    elif name.endswith("_min"):
-      out[name] = value_M.min()
-    elif name in ("update_skipped", "updates"):
-      out[name] = value_M.sum()
-    elif name in TOKEN_MEANS:
-      out[name] = jnp.sum(jnp.where(share_M > 0, value_M * share_M, 0))
-    else:
-      total = jnp.sum(value_M * updated_M)
-      out[name] = total / jnp.maximum(updated_M.sum(), 1)
-  return out
 
 
 # --- the critic's update -----------------------------------------------------
@@ -477,4 +442,4 @@ def critic_update(
   count = len(batch_M.mask_BT)
   number_M = jnp.arange(count, dtype=jnp.int32)
   state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M, number_M))
-  return state.replace(step=state.step + 1), summarize(by_M)
+  return state.replace(step=state.step + 1), update_metrics.summarize(by_M)

@@ -240,7 +240,7 @@ _SLEEPS = b"[%d]\n"  # sent by a worker whose program sleeps
 class _Worker:
   """A worker process and the socket to it."""
 
-  def __init__(self, start: str, max_reply: int):
+  def __init__(self, start: str, max_reply: int = MAX_REPLY):
     self.max_reply = max_reply
     self.socket, theirs = socket.socketpair()
     self.process = interpreter(
