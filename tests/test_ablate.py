@@ -80,7 +80,7 @@ print(sorted({"matplotlib", "transformers"} & set(sys.modules)))
         ),
         (
             dict(rows=[("low", "configs/dpo.py", {})]),
-            "row 'low': configs/dpo.py: there is no such file",
+            "row 'low': --config = configs/dpo.py: there is no such file",
         ),
         (
             dict(rows=[("low", "configs/dapo.py:smok", {})]),

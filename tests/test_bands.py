@@ -206,7 +206,12 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
       display=types.SimpleNamespace(say=said.append), log=log, workdir=tmp_path
   )
   of_set = types.SimpleNamespace(
-      name="arithmetic", measure="acc", lines=[], doubtful=[], chooses=False
+      name="arithmetic",
+      measure="acc",
+      lines=[],
+      doubtful=[],
+      chooses=False,
+      measured=True,
   )
   values = {name: 0.95, f"{name}/ci95": 0.02, "val-aux/score": 0.95}
   values["val-aux/verifier_failures"] = 0

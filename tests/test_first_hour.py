@@ -143,8 +143,8 @@ def test_four_faults_are_four_lines(lines):
       " tokenizer_config.json); give the directory of a model, as written by"
       " save_pretrained",
       "data.train: columns.jsonl: no row has a value of question in question,"
-      " problem, prompt, messages; its columns are q, a: name the right one,"
-      " as in data.columns = 'question=q'",
+      " problem, prompt, messages, conversations, conversation; its columns are"
+      " q, a: name the right one, as in data.columns = 'question=q'",
   ]
 
 
@@ -252,8 +252,8 @@ def test_what_no_value_would_satisfy_is_told(lines):
         (
             {"data.train": "text.jsonl"},
             "data.train: no row of text.jsonl is left (1 rows: the row is"
-            " malformed, as in text.jsonl:1: no object, or not with the columns"
-            " of the header); correct it or leave it out",
+            " malformed, as in text.jsonl:1: no object in UTF-8, or not with the"
+            " columns of the header); correct it or leave it out",
         ),
         (
             {"data.train": "essays.jsonl"},

@@ -68,5 +68,5 @@ def test_the_advice_names_a_path_that_a_source_may_have():
   assert generate._advice(plain, True) == both
   assert generate._advice(comma, False) == (
       f"{use} {comma}; but first make a link to this directory (ln -s) and name"
-      " the link: the path of a source has no , @"
+      " the link: the path of a source has no ,"
   )

@@ -30,16 +30,16 @@ from rl_reason.devices import randomness
 from rl_reason.models import attention
 from rl_reason.rollout import sampler, sampling_filters
 from rl_reason.serve import (
-    device_programs,
-    engine as engine_lib,
-    feedback,
-    filters,
-    liveness,
-    prompt_tokens,
-    protocol,
-    rendering,
-    requirements,
-    responses,
+  device_programs,
+  engine as engine_lib,
+  feedback,
+  filters,
+  liveness,
+  prompt_tokens,
+  protocol,
+  requirements,
+  responses,
+  template_processes,
 )
 
 app = pytest.importorskip("rl_reason.serve.app")
@@ -358,9 +358,9 @@ DOUBLES = (
 )
 def test_a_chat_template_has_limits(serve, monkeypatch, template, words):
   """Three chats at once; others are answered meanwhile, and afterwards."""
-  monkeypatch.setattr(rendering, "SECONDS", 3.0 if template == LOOP else 20.0)
-  limits = rendering._LIMITS | dict(time="more than 3 seconds of CPU time")
-  monkeypatch.setattr(rendering, "_LIMITS", limits)
+  monkeypatch.setattr(template_processes, "SECONDS", 3.0 if template == LOOP else 20.0)
+  limits = template_processes._LIMITS | dict(time="more than 3 seconds of CPU time")
+  monkeypatch.setattr(template_processes, "_LIMITS", limits)
   tok = copy.copy(tiny.TOK)
   tok.chat_template = template + "{{ messages[0].content }}="
   client, chat = serve(tok=tok), "/v1/chat/completions"
@@ -451,8 +451,8 @@ def test_a_server_ends_though_its_main_thread_hangs():
   code = """
 import asyncio, hashlib, os, signal, sys, threading, time
 from rl_reason import run
-from rl_reason.serve import liveness, threads
-busy = threads.Threads(1, 60.0)
+from rl_reason.serve import liveness, request_threads
+busy = request_threads.Threads(1, 60.0)
 async def hang():
   asyncio.ensure_future(busy.call(time.sleep, 600))
   await asyncio.sleep(.1)

@@ -19,9 +19,9 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
-    JSONResponse,
-    Response as Reply,
-    StreamingResponse,
+  JSONResponse,
+  Response as Reply,
+  StreamingResponse,
 )
 from starlette.routing import Route
 
@@ -32,8 +32,8 @@ from rl_reason.serve.middleware import FAILED, ROUTES, Guard
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.prompt_tokens import Prompt, Prompts
 from rl_reason.serve.protocol import ApiError
+from rl_reason.serve.request_threads import Threads
 from rl_reason.serve.responses import Response, Run, Stops
-from rl_reason.serve.threads import Threads
 
 DEFAULT_TOKENS = 16  # max_tokens of a completion, as in OpenAI's API
 # Threads that parse requests and format answers, that wait for chat templates,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rl_reason.base import errors
 from rl_reason.data import templates, tokenizer
-from rl_reason.serve import protocol, rendering
+from rl_reason.serve import protocol, template_processes
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.protocol import ApiError
 
@@ -53,7 +53,7 @@ class Prompts:
     self._say = functools.cache(say)  # each line once
     longest = max(map(len, tok.get_vocab()))
     self._characters = programs.max_prompt * min(longest, CHARACTERS)
-    self._renderer = rendering.Renderer(tok, self._characters)
+    self._renderer = template_processes.Renderer(tok, self._characters)
 
   def close(self) -> None:
     """Ends the processes that render chats."""

@@ -130,7 +130,9 @@ def usable(reference: str) -> bool:
     return True
   try:
     value = parser.read(reference)
-    if isinstance(value, str) and len(value.split()) > MAX_WORDS:
+    items = value.items if isinstance(value, Seq) else (value,)
+    words = [len(x.split()) for x in items if isinstance(x, str)]
+    if max(words, default=0) > MAX_WORDS:
       return False
     return equality.same(value, value)
   except _UNDECIDED:
