@@ -252,8 +252,8 @@ def test_what_no_value_would_satisfy_is_told(lines):
         (
             {"data.train": "text.jsonl"},
             "data.train: no row of text.jsonl is left (1 rows: the row is"
-            " malformed, as in text.jsonl:1: no object in UTF-8, or not with the"
-            " columns of the header); correct it or leave it out",
+            " malformed, as in text.jsonl:1: no object in UTF-8, or not with"
+            " the columns of the header); correct it or leave it out",
         ),
         (
             {"data.train": "essays.jsonl"},

@@ -358,8 +358,10 @@ DOUBLES = (
 )
 def test_a_chat_template_has_limits(serve, monkeypatch, template, words):
   """Three chats at once; others are answered meanwhile, and afterwards."""
-  monkeypatch.setattr(template_processes, "SECONDS", 3.0 if template == LOOP else 20.0)
-  limits = template_processes._LIMITS | dict(time="more than 3 seconds of CPU time")
+  seconds = 3.0 if template == LOOP else 20.0
+  monkeypatch.setattr(template_processes, "SECONDS", seconds)
+  known = template_processes._LIMITS
+  limits = known | dict(time="more than 3 seconds of CPU time")
   monkeypatch.setattr(template_processes, "_LIMITS", limits)
   tok = copy.copy(tiny.TOK)
   tok.chat_template = template + "{{ messages[0].content }}="

@@ -74,7 +74,7 @@ class StopStrings:
     states_CS = jnp.asarray(self._states_CS, jnp.int32)
     # A string of n bytes has n tokens at most, so the last ones are enough.
     at_WB = t_B - jnp.arange(self._window, 0, -1)[:, None]
-    before_WB = class_V[tokens_RT[row_B, at_WB]]
+    before_WB = class_V[tokens_RT[row_B, jnp.maximum(at_WB, 0)]]
 
     def read(state_B, token):
       class_B, exists_B = token
