@@ -25,7 +25,7 @@ from rl_reason.checks import (
     rules,
     run_directory,
 )
-from rl_reason.data import datasets, known_sets
+from rl_reason.data import datasets, given_rows, known_sets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
 
@@ -121,9 +121,9 @@ Reward = str | Callable | tuple[Callable | str, float]
 
 def train(
     config: str | ml_collections.ConfigDict = "dapo",
-    rows: Iterable[Mapping[str, Any]] | None = None,
+    rows: Any = None,
     *,
-    evaluate_rows: Iterable[Mapping[str, Any]] | None = None,
+    evaluate_rows: Any = None,
     reward: Reward | Sequence[Reward] = (),
     task: Any = None,
     logger: Any = (),
@@ -146,9 +146,10 @@ def train(
 
   Args:
     config: a preset such as 'dapo', a file 'my_config.py', or a ConfigDict.
-    rows: training rows with the columns that a data file would have; any
-      iterable of dicts, such as a Dataset of Hugging Face. Rows without a
-      reference answer are judged by `reward` alone (data.kind = 'none').
+    rows: training rows with the columns that a data file would have, as a path,
+      a dict of columns, a table, or any iterable of dicts, such as a Dataset of
+      Hugging Face; see `given_rows.rows_of`. Rows without a reference answer
+      are judged by `reward` alone (data.kind = 'none').
     evaluate_rows: held-out rows; if None, every fifth of `rows`.
     reward: a function, (function, weight), or several of them, in any of the
       forms of `tasks.reward_terms`; a text is a term of the config, such as
@@ -256,8 +257,8 @@ def _row_fields(
     usual: ml_collections.ConfigDict,
     fields: Mapping[str, Any],
     workdir: pathlib.Path,
-    rows: Iterable[Mapping[str, Any]],
-    evaluate_rows: Iterable[Mapping[str, Any]] | None,
+    rows: Any,
+    evaluate_rows: Any,
 ) -> tuple[dict[str, Any], list[str]]:
   """Writes rows to files; returns the fields that name them, and remarks."""
   if found := {*run_directory.ENDS_SOURCE} & {*str(workdir)}:
@@ -272,7 +273,8 @@ def _row_fields(
           " out (data.kind = 'module:function' is a verifier of your own for"
           " rows)"
       )
-  train, notes, out = list(rows), [], {"task.name": tasks.FILES}
+  train, notes = given_rows.rows_of(rows, "rows"), []
+  out = {"task.name": tasks.FILES}
   if evaluate_rows is None:
     # Every fifth row, or else the last one.
     evaluate = train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
@@ -283,7 +285,7 @@ def _row_fields(
         f" and {len(train)} rows train"
     )
   else:
-    evaluate = list(evaluate_rows)
+    evaluate = given_rows.rows_of(evaluate_rows, "evaluate_rows")
   columns = fields.get("data.columns", config_lib.at(usual, "data.columns"))
   answers = datasets.columns(columns)["answer"]
   names = [y for x in answers for y in known_sets.columns_of(x)]
@@ -318,7 +320,7 @@ def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
           f" ({errors.one_line(e)}); leave out columns of other types"
       ) from None
   if not lines:
-    raise ConfigError(f"{name}: there is no row; at least 2 are needed")
+    raise ConfigError(f"{name}: too few rows: at least 2 are needed")
   text = "".join(f"{line}\n" for line in lines)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   path = workdir / "rows" / digest / f"{name}.jsonl"

@@ -309,6 +309,9 @@ def test_mistakes_of_arguments():
       {"advantage.args.eps": "-1"},
       {"advantage.name": "gea"},
       {"surrogate.args.clip_low": "2"},
+      {"advantage.name": "my_alg.f"},
+      {"optimizer.lr": "1e-4,3e-4"},
+      {"rl.steps": "10,a"},
   )
   assert found[:2] == [
       "advantage.args.epss = 1: group_norm takes eps, ddof; did you mean eps?",
@@ -320,6 +323,10 @@ def test_mistakes_of_arguments():
   assert found[3] == (
       "surrogate.args.clip_low = 2: must be at least 0 and at most 1"
   )
+  assert "no such function; did you mean my_alg:f? there" in found[4]
+  assert "3e-4: must be a number; a run has one value, and" in found[5]
+  assert found[5].endswith("--set=optimizer.lr=1e-4 --set=optimizer.lr=3e-4")
+  assert found[6] == "rl.steps = 10,a: must be an integer"
   assert seconds < 0.9 and not imported
 
 

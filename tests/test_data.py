@@ -1,12 +1,14 @@
 """Tokenizers and batches of tokens: round trips and padding."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 import tokenizers
 import transformers
 
+from rl_reason.base import hub
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.datasets import DataError
@@ -169,6 +171,22 @@ def test_the_code_of_a_directory_is_not_run(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match="cannot be loaded"):
     tokenizer.load(str(tmp_path), "")
   assert not ran.exists()
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:9", "https://[::1]:9"])
+def test_a_hub_that_is_away_is_said_at_once(place, tmp_path, monkeypatch):
+  monkeypatch.setenv("HF_ENDPOINT", place)
+  for name in "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy":
+    monkeypatch.delenv(name, raising=False)
+  hub.unreachable.cache_clear()
+  start = time.monotonic()
+  with pytest.raises(ConfigError, match="not in the cache, and .* be reached"):
+    tokenizer.load("nobody/nothing", "")
+  assert time.monotonic() - start < 5
+  monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+  hub.unreachable.cache_clear()
+  assert not hub.unreachable(), "the client asks the proxy"
+  hub.unreachable.cache_clear()
 
 
 def test_load_from_nowhere(tmp_path):

@@ -6,8 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import types
 
 import jax
+import numpy as np
+import pyarrow
 import pytest
 import tiny_session
 from conftest import ROOT
@@ -15,6 +18,7 @@ from conftest import ROOT
 from rl_reason import api, run
 from rl_reason.base import config, errors
 from rl_reason.configs import base
+from rl_reason.data import given_rows
 from rl_reason.tasks import Row, given
 
 
@@ -94,6 +98,8 @@ def raises(response, row):
   raise KeyError("of the user")
 
 
+PAIR = [dict(question="1+1?", answer="2"), dict(question="2+2?", answer="4")]
+LINES = [json.dumps(x) for x in PAIR]
 MISTAKES = [
     (dict(config="dapoo"), "did you mean dapo"),
     (dict(overrides={"rollout.batchs": 3}), "did you mean rollout.batch"),
@@ -103,8 +109,17 @@ MISTAKES = [
     (dict(evaluate_rows=ROWS), "rows are missing"),
     (dict(logger=[print, "wandbb"]), "log.loggers = .*did you mean wandb"),
     (dict(rows=ROWS, task=Task()), "rows: task.name = .*Task' is given, too"),
-    (dict(rows=ROWS[:1]), "there is no row; at least 2"),
+    (dict(rows=ROWS[:1]), "too few rows: at least 2"),
     (dict(rows=[dict(question=object())] * 9), "row 0 is no dict of JSON"),
+    (dict(rows="none.jsonl"), "rows = 'none.jsonl': there is no such file"),
+    (dict(rows=["1+1?"]), r"row 0 is '1\+1\?' \(str\); a row is a dict"),
+    (dict(rows=ROWS[0]), "is one dict, and no dict of columns; give a list"),
+    (dict(rows=dict(question=["?"], answer=[])), "question 1, answer 0"),
+    (dict(rows=7), "rows: int has no rows; give a list of dicts"),
+    (
+        dict(rows=ROWS, evaluate_rows=[None]),
+        "evaluate_rows: row 0 is 'None' .NoneType.",
+    ),
     (
         dict(
             reward=lambda response, row: 0,
@@ -121,6 +136,34 @@ def test_mistakes_are_exceptions(arguments, words, tmp_path):
   options = dict(config=tiny_config(), workdir=tmp_path / "run", show=False)
   with pytest.raises(errors.ConfigError, match=words):
     train(**options | arguments)
+
+
+def test_rows_are_a_path_columns_or_a_table(tmp_path):
+  (tmp_path / "a.jsonl").write_text("".join(map("{}\n".format, LINES)))
+  (tmp_path / "b.json").write_text(f"[{','.join(LINES)}]")
+  columns = {name: [x[name] for x in PAIR] for name in PAIR[0]}
+
+  class Frame(dict):  # as pandas has it
+
+    iloc = None
+
+    def to_dict(self, orient):
+      return PAIR if orient == "records" else None
+
+  for given_as in (
+      PAIR,
+      iter(PAIR),
+      tmp_path / "a.jsonl",
+      str(tmp_path / "b.json"),
+      columns,
+      {name: np.array(x) for name, x in columns.items()},
+      pyarrow.Table.from_pylist(PAIR),
+      Frame(),
+  ):
+    assert list(map(dict, given_rows.rows_of(given_as, "rows"))) == PAIR
+  splits = dict(train=types.SimpleNamespace(column_names=["question"]))
+  with pytest.raises(errors.ConfigError, match=r"rows=dataset\['train'\]"):
+    given_rows.rows_of(splits, "rows")
 
 
 def test_names_of_objects():

@@ -177,13 +177,30 @@ def _override(c, name: str, value: Any) -> list[str]:
     except (TypeError, ValueError, SyntaxError, KeyError):
       kind = NAMES_OF_TYPES[type(old)]
       raise ConfigError(
-          f"{name} = {value}: must be {kind}", fields=[name]
+          f"{name} = {value}: must be {kind}{_several(name, value, old)}",
+          fields=[name],
       ) from None
     if last == "name" and parent.get("args") and parent.name != old:
       lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
       parent.args = {}
       return [f"{name} = {parent.name}: leaves out {lost} of {old}"]
   return []
+
+
+def _several(name: str, value: Any, old: Any) -> str:
+  """The command for several values of a field, if the value is a list."""
+  parts = value.split(",") if isinstance(value, str) else []
+  try:
+    [_parse(x, old) for x in parts]
+  except (TypeError, ValueError, SyntaxError, KeyError):
+    return ""
+  if not parts[1:]:
+    return ""
+  flags = " ".join(f"--set={name}={x}" for x in parts)
+  return (
+      "; a run has one value, and several runs are a sweep: python -m"
+      f" rl_reason.lab.sweep --config=... --seeds=0 {flags}"
+  )
 
 
 def expand(c) -> None:

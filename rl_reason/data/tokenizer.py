@@ -19,7 +19,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
-from rl_reason.base import pointers
+from rl_reason.base import hub, pointers
 from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
@@ -63,19 +63,24 @@ def load(
     # A text with exactly one slash may also be a hub id.
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
+  away = "" if os.path.isdir(path) else hub.unreachable()
   try:
     # Otherwise transformers asks on stdin whether to run the directory's code.
     tok = transformers.AutoTokenizer.from_pretrained(
-        path, trust_remote_code=False, revision=revision or "main"
+        path,
+        trust_remote_code=False,
+        revision=revision or "main",
+        local_files_only=bool(away),
     )
   except Exception as e:  # of any reader of a damaged file
     files = pathlib.Path(path).glob("token*")
     for file in sorted(x for x in files if x.is_file()):
       if why := pointers.problem(file):
         raise ConfigError(f"tokenizer = {path!r}: {file.name} {why}") from None
+    why = f"it is not in the cache, and {away}" if away else one_line(e)
     raise ConfigError(
-        f"tokenizer = {path!r}: cannot be loaded ({one_line(e)});"
-        " give a directory with tokenizer.json, or '' for the built-in one"
+        f"tokenizer = {path!r}: cannot be loaded ({why}); give a directory with"
+        " tokenizer.json, or '' for the built-in one"
     ) from None
   if tok.eos_token_id is None:
     raise ConfigError(f"tokenizer = {path!r}: has no EOS token; set eos_token")
