@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.base import hub
+from rl_reason.base import hub_connection
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.datasets import DataError
@@ -178,15 +178,15 @@ def test_a_hub_that_is_away_is_said_at_once(place, tmp_path, monkeypatch):
   monkeypatch.setenv("HF_ENDPOINT", place)
   for name in "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy":
     monkeypatch.delenv(name, raising=False)
-  hub.unreachable.cache_clear()
+  hub_connection.unreachable.cache_clear()
   start = time.monotonic()
   with pytest.raises(ConfigError, match="not in the cache, and .* be reached"):
     tokenizer.load("nobody/nothing", "")
   assert time.monotonic() - start < 5
   monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-  hub.unreachable.cache_clear()
-  assert not hub.unreachable(), "the client asks the proxy"
-  hub.unreachable.cache_clear()
+  hub_connection.unreachable.cache_clear()
+  assert not hub_connection.unreachable(), "the client asks the proxy"
+  hub_connection.unreachable.cache_clear()
 
 
 def test_load_from_nowhere(tmp_path):

@@ -11,7 +11,7 @@ from rl_reason.data import readers
 FORM = "{'question': ..., 'answer': ...}"
 
 
-def rows_of(rows: Any, name: str) -> list[Mapping[str, Any]]:
+def rows_of(rows: Any, name: str) -> list[Any]:
   """The rows of a file, of columns, of a table, or of any iterable of dicts.
 
   Args:
@@ -52,7 +52,7 @@ def _forms() -> str:
   )
 
 
-def _of_file(path: pathlib.Path, name: str) -> list[Mapping[str, Any]]:
+def _of_file(path: pathlib.Path, name: str) -> list[Any]:
   if not path.is_file():
     raise ConfigError(
         f"{name} = {str(path)!r}: there is no such file;"

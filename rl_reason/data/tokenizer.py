@@ -19,7 +19,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
-from rl_reason.base import hub, pointers
+from rl_reason.base import hub_connection, pointers
 from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
@@ -63,7 +63,7 @@ def load(
     # A text with exactly one slash may also be a hub id.
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
-  away = "" if os.path.isdir(path) else hub.unreachable()
+  away = "" if os.path.isdir(path) else hub_connection.unreachable()
   try:
     # Otherwise transformers asks on stdin whether to run the directory's code.
     tok = transformers.AutoTokenizer.from_pretrained(
