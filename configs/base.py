@@ -62,7 +62,7 @@ def get_config():
       # Words; decontamination by shared n-grams.
       ngram=number(13, low=0, needs=ROWS),
       # To train on AIME and the like is an error.
-      allow_benchmarks=field(False, needs=(ROWS, "a benchmark")),
+      allow_benchmarks=field(False, needs=ROWS),
       # (0.1, 0.9): only training rows whose measured rate is within.
       pass_rate=field((), needs="data.train"),
       # First prompts of RL, which come in the order of their pass rates.

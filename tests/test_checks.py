@@ -643,7 +643,6 @@ NO_FILES = "does nothing: task.name = 'arithmetic' makes problems, and reads no"
                 "evaluate.sampling": "published",
             }.items()
         ),
-        (ON_FILES, "data.allow_benchmarks", True, "is a benchmark"),
         (ON_FILES, "data.programs", 5, "data.evaluate has code"),
         (ON_FILES, "sft.mixture", "careful:1", "sft.steps = 0"),
         (

@@ -358,7 +358,7 @@ def test_what_may_be_set_without_the_config(place):
       ("evaluate", turns, "max_turns = 3: does nothing: responses have one t"),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
-      ("evaluate", dict(data__template="published"), "goes with task.name"),
+      ("evaluate", dict(data__template="published"), "and reads no files"),
       ("serve", dict(serve__slots="many"), "serve.slots = many: must be"),
   ):
     with pytest.raises(errors.ConfigError, match=words):

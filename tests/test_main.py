@@ -370,6 +370,7 @@ def test_a_signal_is_answered_at_once(stage, signals, words):
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
+      start_new_session=True,
   ) as child:
     assert child.stdout.readline() == "ready\n"
     for n, number in enumerate(signals):

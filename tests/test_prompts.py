@@ -44,11 +44,15 @@ FORMATS = {
     ("none", "r1_zero"): (TAGS, TAGGED),
     ("none", "qwen_boxed"): BOXED,
 }
+FORMATS |= {  # of lists in their order, as of math
+    ("ordered", style): FORMATS["math", style]
+    for style in ("plain", "dapo", "r1_zero", "qwen_boxed")
+}
 FORMATS |= {  # of sets without a published prompt
     (kind, "published"): FORMATS[kind, style]
     for kind, style in (
         *(("math", "plain"), ("code", "code")),
-        *(("choice", "choice"), ("none", "plain")),
+        *(("choice", "choice"), ("none", "plain"), ("ordered", "plain")),
     )
 }
 
@@ -168,7 +172,7 @@ def test_a_template_of_the_user(own, tok):
     [
         (
             "mine",
-            "must be one of plain, r1_zero.* or pairs such as math=dapo,code",
+            "must be one of plain, .* or pairs such as math=dapo,code",
         ),
         (
             "math=code",

@@ -120,7 +120,7 @@ def test_goodput_counts_from_the_first_start(tmp_path, monkeypatch):
   text = "".join(json.dumps(x) + "\n" for x in lines)
   (tmp_path / "metrics.jsonl").write_text(text)
   dates = ("2026-01-01 00:00:00+00:00", "2026-01-01 00:01:00+00:00")
-  text = "".join(json.dumps(dict(date=x)) + "\n" for x in dates)
+  text = "".join(json.dumps(dict(date=x, command="x")) + "\n" for x in dates)
   (tmp_path / "starts.jsonl").write_text(text)
   now = datetime.datetime.fromisoformat(dates[0]).timestamp() + 80
   monkeypatch.setattr(resources.time, "time", lambda: now)

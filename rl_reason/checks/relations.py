@@ -69,10 +69,6 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         )
         and "no source of data.train and data.evaluate has code"
     ),
-    "a benchmark": lambda c: (
-        not any(source.benchmark for source, _ in facts.sources(c, "train"))
-        and "no source of data.train is a benchmark"
-    ),
     "a filter": lambda c: (
         not any(is_set(c, f"rollout.{x}") for x in FILTERS)
         and f"no filter is on: rollout.{', rollout.'.join(FILTERS)}"

@@ -188,7 +188,10 @@ def configure(
   shared = common.keys() - own.keys()
   idle = {k for k in shared if ".args." in k and k not in known}
   overrides = {k: v for k, v in overrides.items() if k not in idle}
-  c, _ = checked.checked(path, overrides)
+  # Common fields are as of a file, in which some may do nothing in this row.
+  c = config_files.read(path)
+  config_lib.override(c, {k: v for k, v in overrides.items() if k in shared})
+  c, _ = checked.checked(c, {k: v for k, v in overrides.items() if k in own})
   return config_lib.flat(c), overrides
 
 

@@ -248,7 +248,10 @@ class Log:
     for file in self._files:
       file.truncate()
     last: dict[str, int] = {}  # step that is left of each stage
-    for line in self.lines() if self._files else ():
+    path = self._workdir / FILES[0]
+    for line in read_jsonl(path) if self._files else ():
+      if _fault(line):
+        continue  # of an edited file, which the user is told
       last[line["stage"]] = max(line["step"], last.get(line["stage"], 0))
     for writer in self._writers:
       writer.put("cut", last)
