@@ -9,6 +9,7 @@ reads. The thread says what will happen, and a second signal ends the process.
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -66,17 +67,21 @@ def stopping(what: str) -> Iterator[threading.Event]:
 
 def _answer(pipe: int, stop: threading.Event, what: str) -> None:
   """Answers the signals whose numbers arrive in a pipe, until it is closed."""
-  first = None
+  asked = not what
   while numbers := os.read(pipe, 64):
-    for number in filter(NAMES.__contains__, numbers):
-      now = time.monotonic()
-      if first is None and what:
-        first = now
-        stop.set()
-        say(f"{NAMES[number]}: {what}; a second one ends it at once")
-      elif first is None or now - first > SAME:
-        say(f"{NAMES[number]}: ended")
-        end(number)
+    number = next(filter(NAMES.__contains__, numbers), None)
+    if number is None:
+      continue
+    if asked:
+      say(f"{NAMES[number]}: ended")
+      end(number)
+    asked = True
+    stop.set()
+    say(f"{NAMES[number]}: {what}; a second one ends it at once")
+    # What arrives meanwhile is the same request, also if this thread is slow.
+    time.sleep(SAME)
+    if select.select([pipe], [], [], 0)[0]:
+      os.read(pipe, 64)
 
 
 def say(text: str) -> None:
