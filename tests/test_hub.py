@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub import constants
 
 from rl_reason import main
-from rl_reason.base import config, errors
+from rl_reason.base import config, errors, hub_connection
 from rl_reason.base.errors import RunError
 from rl_reason.checks import checked, model_directory
 from rl_reason.configs import dapo
@@ -192,6 +192,7 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
     monkeypatch.setattr(huggingface_hub, name, refuse)
   auto = transformers.AutoTokenizer
   monkeypatch.setattr(auto, "from_pretrained", refuse)
+  monkeypatch.setattr(hub_connection, "unreachable", lambda: "")
   c = dapo.get_config()
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"

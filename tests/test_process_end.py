@@ -96,6 +96,26 @@ def test_a_descriptor_that_is_closed_stops_nothing(tmp_path):
   assert "the run is finished" in (tmp_path / "screen.txt").read_text()
 
 
+def test_a_caller_that_catches_the_end_goes_on(tmp_path):
+  """A cell of a notebook, which IPython ends, and not the kernel."""
+  (tmp_path / "mine.py").write_text("def work(): pass")
+  code = COMMAND.replace(
+      "main.main()",
+      "import time\ntry:\n  main.main()\nexcept SystemExit:\n"
+      "  time.sleep(1.5)\nprint('goes on')",
+  )
+  ended = subprocess.run(
+      [sys.executable, "-c", code],
+      cwd=tmp_path,
+      env=child_env(),
+      capture_output=True,
+      text=True,
+      timeout=60,
+  )
+  assert ended.returncode == 0 and "goes on" in ended.stdout
+  assert not ended.stderr
+
+
 LOOP = "import threading, time\ndef loop():\n  while True: time.sleep(0.01)\n"
 
 

@@ -51,12 +51,20 @@ def said() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-  """Ends the process with an exit code; waits `LIMIT` seconds for threads."""
-  threading.Thread(target=_insist, args=(code,), daemon=True).start()
+  """Ends the process with an exit code; waits `LIMIT` seconds for threads.
+
+  The process goes on where `SystemExit` is caught, as in a notebook.
+  """
+  ends = threading.Event()
+  # What is registered last is called first, before the interpreter waits for
+  # thread pools. The module atexit is too late: it comes after all threads.
+  threading._register_atexit(ends.set)
+  threading.Thread(target=_insist, args=(code, ends), daemon=True).start()
   sys.exit(code)
 
 
-def _insist(code: int) -> None:
+def _insist(code: int, ends: threading.Event) -> None:
+  ends.wait()
   time.sleep(PATIENCE)
   _say(
       f"the command has ended with exit code {code}, and {_waits_for()}: the"
