@@ -323,13 +323,14 @@ def test_several_policies_of_one_evaluation(tmp_path, monkeypatch, capsys):
 )
 def test_a_signal_asks_the_run_to_stop(number, capsys):
   before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP
+  wakeup = signal.set_wakeup_fd(-1)
   try:
     with run.stopping() as stop:
       for _ in range(2):  # at the same time: `timeout` sends two
         signal.raise_signal(number)
       assert stop.wait(10)
     assert signal.getsignal(number) == signal.SIG_DFL
-    assert signal.set_wakeup_fd(-1) == -1
+    assert signal.set_wakeup_fd(wakeup) == -1
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
         f"{stop_signals.NAMES[number]}: the run stops after this step or"

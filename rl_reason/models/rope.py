@@ -35,7 +35,8 @@ def _yarn(cfg: Shape, freq_C: np.ndarray) -> np.ndarray:
   the ramp begins and ends at whole indices.
   """
 
-  def index(rotations: float) -> float:  # of the frequency with so many
+  def index(rotations: float) -> float:
+    """The index of the frequency with this number of rotations."""
     turns = cfg.rope_context / (2 * math.pi * rotations)
     return cfg.head_dim / 2 * math.log(turns) / math.log(cfg.rope_theta)
 
