@@ -65,8 +65,7 @@ _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
 )
 _DEVICES = flags.DEFINE_integer(
-    "devices",
-    0,
+    *("devices", 0),
     "size: number of devices of another machine; 0: this machine; -1: the"
     " smallest number of devices of --memory GiB on which the run fits",
     lower_bound=-1,

@@ -104,13 +104,11 @@ def signature(kind: str, name: str) -> Signature:
     if found := _signatures(module).get(known.aliases.get(name, name)):
       return found
   there = names(kind)
-  module, dot, last = name.rpartition(".")
-  meant = did_you_mean(name, there)
-  if dot and name.replace(".", "").isidentifier():
-    meant = f"; did you mean {module}:{last}?"
+  near, dot, last = name.rpartition(".")
+  near = f"; did you mean {near}:{last}?" if dot else did_you_mean(last, there)
   raise ConfigError(
       f"{known.field}.name = {name!r}: there is no such function"
-      f"{meant or ';'} there are {', '.join(there)}, and"
+      f"{near or ';'} there are {', '.join(there)}, and"
       " module:function of your own",
       fields=[f"{known.field}.name"],
   )
