@@ -46,7 +46,7 @@ setuptools.setup(
         *map("rl_reason.configs.{}".format, PRESETS),
     ],
     package_dir={"rl_reason.configs": "configs"},
-    package_data={"": ["*.in", "*.json", "*.toml"]},
+    package_data={"": ["*.html", "*.in", "*.json", "*.toml"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
     # meshes and shardings, the format of checkpoints, structs.
@@ -103,6 +103,7 @@ setuptools.setup(
             "lm-eval>=0.4.13",
             "openai>=2.54",
             "openenv-core>=0.3",
+            "playwright>=1.50",  # with chromium of the system
             "verifiers>=0.4",
         ],
         "notebooks": [

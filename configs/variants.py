@@ -368,6 +368,10 @@ def add(c) -> None:
       host="127.0.0.1",  # beyond this machine a key is needed: docs/serving.md
       port=number(8000, low=0, high=65535),  # 0: any that is free
       name="",  # of the model; '': the work directory's
+      # A second policy: a step of this run, as --step has it, or the work
+      # directory of another run. 'auto' is the policy before RL of a small
+      # model; '' is none.
+      beside=path("auto"),
       slots=number(32, low=1),  # responses that decode together
       max_prompt=number(0, low=0),  # tokens; 0: rollout.max_prompt
       max_tokens=number(0, low=0),  # of a response; 0: rollout.max_tokens

@@ -361,10 +361,10 @@ def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
     return
   lines = run_log.read_metrics(workdir)
   fields = config_lib.flat(c)
-  for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
-    screen.say(line)
-  for line in page.doubtful_summary(workdir):
+  said = *scores.summary(workdir), *health.summary(lines, fields)
+  for line in (*said, *page.doubtful_summary(workdir)):
     screen.say(line)
   screen.say(f"report: {page.write(workdir, screen.say)}")
   if stage == "all":
+    screen.say(page.to_talk(workdir))
     health.check_run(lines, fields)

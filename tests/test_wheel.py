@@ -50,6 +50,7 @@ def test_a_wheel_has_every_preset(installed):
   place = installed / "rl_reason" / "configs"
   assert {x.relative_to(place) for x in place.rglob("*.py")} == here
   assert list((installed / "rl_reason" / "report").glob("*.in"))
+  assert (installed / "rl_reason" / "serve" / "chat.html").exists()
 
 
 CHILD = """

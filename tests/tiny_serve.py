@@ -14,7 +14,7 @@ from rl_reason.serve.device_programs import Programs
 _COMPILED: dict = {}  # of each kind of engine: tests share the programs
 
 
-def make_engine(slots=4, max_waiting=64, **change):
+def make_engine(slots=4, max_waiting=64, beside=None, seed=0, **change):
   """An engine that does not run yet."""
   mesh = device_mesh.make_mesh(devices=jax.devices()[:1])
   programs = Programs(
@@ -28,22 +28,26 @@ def make_engine(slots=4, max_waiting=64, **change):
       )
       | change
   )
-  params = sharding.put(mesh, tiny.params())
+  params = sharding.put(mesh, tiny.params(seed))
   engine = engine_lib.Engine(
-      params, programs, mesh, display.Display(False), max_waiting
+      params, programs, mesh, display.Display(False), max_waiting, beside
   )
   engine._compiled = _COMPILED.setdefault(programs, {})
   return engine
 
 
 @contextlib.contextmanager
-def running(**options):
-  """An engine in a thread of its own."""
+def running(several=False, **options):
+  """An engine in a thread of its own; two with other weights if `several`."""
   engine, end = make_engine(**options), threading.Event()
-  thread = threading.Thread(target=engine.run, args=(lambda: not end.is_set(),))
+  engines = [engine]
+  if several:
+    engines.append(make_engine(beside=engine, seed=1, **options))
+  alive = lambda: not end.is_set()  # noqa: E731
+  thread = threading.Thread(target=engine_lib.run, args=(engines, alive))
   thread.start()
   try:
-    yield engine
+    yield engines if several else engine
   finally:
     end.set()
     thread.join()

@@ -276,6 +276,12 @@ def _replay(workdir: pathlib.Path, rl: list[dict]) -> dict[str, Any]:
   )
 
 
+def to_talk(workdir: pathlib.Path) -> str:
+  """A line with the command whose page talks to the policy of a run."""
+  command = "python -m rl_reason.main --stage=serve"
+  return f"talk to it: {command} --workdir={shlex.quote(str(workdir))}"
+
+
 def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
   """The headline: a few numbers before and after RL."""
   before, after = scores_lib.before_after(lines)

@@ -1,5 +1,6 @@
 """The routes of OpenAI, the route of vLLM for token ids, and operations.
 
+  GET  /                                       the page of `chat_page`
   GET  /health, /metrics, /v1/models
   POST /v1/completions, /v1/chat/completions   text, or text/event-stream
   POST /inference/v1/generate                  ids in, ids and log-probs out
@@ -13,20 +14,26 @@ import contextlib
 import json
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
-  JSONResponse,
-  Response as Reply,
-  StreamingResponse,
+    JSONResponse,
+    Response as Reply,
+    StreamingResponse,
 )
 from starlette.routing import Route
 
 from rl_reason.data import tokenizer
-from rl_reason.serve import choices, feedback, filters, protocol
+from rl_reason.serve import (
+    chat_page,
+    choices,
+    feedback,
+    filters,
+    protocol,
+)
 from rl_reason.serve.engine import Closed, Engine, Scores
 from rl_reason.serve.middleware import FAILED, ROUTES, Guard
 from rl_reason.serve.prometheus import Metrics
@@ -55,6 +62,9 @@ class Server:
     silent: seconds since the engine has last answered, if it hangs; else 0.
     say: shows a line.
     stall: seconds that all threads may take for a call.
+    beside: engines of further policies by the names for clients; they have the
+      same programs and the same tokenizer.
+    about: what a policy is, by name.
   """
 
   def __init__(
@@ -69,8 +79,12 @@ class Server:
       silent: Callable[[], float],
       say: Callable[[str], None],
       stall: float = 30.0,
+      beside: Mapping[str, Engine] | None = None,
+      about: Mapping[str, str] | None = None,
   ):
-    self.metrics = Metrics(engine)
+    self._engines = {name: engine, **(beside or {})}
+    self.metrics = Metrics(tuple(self._engines.values()))
+    self._about = about or {}
     self._engine, self._tok, self._name = engine, tok, name
     self._timeout, self._rules, self._say = timeout, rules, say
     self._ratings, self._created = ratings, int(time.time())
@@ -111,19 +125,29 @@ class Server:
     """/metrics in the text format of Prometheus."""
     return Reply(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
+  async def page(self, _) -> Reply:
+    """/: a page to talk to the policies."""
+    return Reply(
+        chat_page.TEXT, media_type="text/html", headers=chat_page.HEADERS
+    )
+
   async def models(self, _) -> Reply:
-    """/v1/models: the only model."""
+    """/v1/models: the policies, the main one first."""
     p = self._engine.programs
     card = dict(
-        id=self._name,
         object="model",
         created=self._created,
         owned_by="rl_reason",
         max_model_len=p.max_prompt + p.max_tokens,
         max_prompt_len=p.max_prompt,
         max_response_len=p.max_tokens,
+        chat_template=bool(self._tok.chat_template),
     )
-    return JSONResponse(dict(object="list", data=[card]))
+    data = [
+        dict(id=name, description=self._about.get(name, "")) | card
+        for name in self._engines
+    ]
+    return JSONResponse(dict(object="list", data=data))
 
   async def feedback(self, request: Request) -> Reply:
     """/feedback: stores a rating."""
@@ -164,7 +188,7 @@ class Server:
     if limit is None:
       limit = min(DEFAULT_TOKENS, self._engine.programs.max_tokens)
     run = self._start(body, prompts, limit, body.model)
-    reply = choices.Completions(self._name, body.logprobs is not None)
+    reply = choices.Completions(run.model, body.logprobs is not None)
     if body.stream:
       return self._stream(run, reply, body)
     await self._finish(run, request)
@@ -201,7 +225,7 @@ class Server:
         (x for x in limits if x is not None), self._engine.programs.max_tokens
     )
     run = self._start(body, prompts, limit, body.model)
-    reply = choices.Chats(self._name, body.logprobs)
+    reply = choices.Chats(run.model, body.logprobs)
     if body.stream:
       return self._stream(run, reply, body)
     await self._finish(run, request)
@@ -229,7 +253,7 @@ class Server:
     limit = self._engine.programs.max_tokens if limit is None else limit
     run = self._start(how, prompts, limit, body.model)
     await self._finish(run, request)
-    reply = choices.Chats(self._name, True)
+    reply = choices.Chats(run.model, True)
 
     def choice(index: int, _: Scores | None) -> dict[str, Any]:
       response = run.responses[index]
@@ -290,10 +314,12 @@ class Server:
       model: str | None,
   ) -> Run:
     """Submits the responses of a request."""
-    if model not in (None, self._name):
+    name = self._name if model is None else model
+    if name not in self._engines:
+      known = " and ".join(map(repr, self._engines))
       raise ApiError(
           404,
-          f"there is no model {model!r} here, only {self._name!r}",
+          f"there is no model {model!r} here, only {known}",
           param="model",
           code="model_not_found",
       )
@@ -311,7 +337,8 @@ class Server:
     own = tokenizer.response_ends(self._tok).strings
     stops = Stops((*p.eos, *how.stop_token_ids), (*own, *how.stops))
     make = lambda: Response(self._tok, stops)  # noqa: E731
-    return Run(self._engine, prompts, how, limit, make, self._timeout)
+    engine = self._engines[name]
+    return Run(engine, prompts, how, limit, make, self._timeout, name)
 
   async def _finish(self, run: Run, request: Request) -> None:
     """Waits for all responses, and withholds responses that a rule refuses."""
@@ -463,11 +490,11 @@ def app(
   """
   s = server
   answers = (
-      *(s.health, s.show_metrics, s.models, s.feedback),
+      *(s.page, s.health, s.show_metrics, s.models, s.feedback),
       *(s.completions, s.chat, s.generate),
   )
   routes = [
-      Route(path, answer, methods=["GET" if number < 3 else "POST"])
+      Route(path, answer, methods=["GET" if number < 4 else "POST"])
       for number, (path, answer) in enumerate(zip(ROUTES, answers, strict=True))
   ]
   handlers: dict[Any, Any] = {

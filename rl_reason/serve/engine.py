@@ -17,7 +17,7 @@ import functools
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -114,6 +114,8 @@ class Engine:
     mesh: the devices: one shard of the batch.
     display: where compile times are reported.
     max_waiting: see Attributes.
+    beside: an engine with the same programs and other weights, which runs in
+      the same thread; see `run`.
   """
 
   def __init__(
@@ -123,16 +125,21 @@ class Engine:
       mesh: jax.sharding.Mesh,
       display: Display,
       max_waiting: int,
+      beside: "Engine | None" = None,
   ):
     self.programs = programs
     self.prefills = self.hits = 0
     self._params, self._mesh, self._display = params, mesh, display
     self.max_waiting, self._closed = max_waiting, False
     self._compiled: dict[Any, CompiledOnce] = {}
+    if beside and _form(beside._params) == _form(params):
+      self._compiled = beside._compiled
     self._queue: Any = None  # on the device, as the slots
     self._slots: Any = None
+    self._pending: Any = None  # the burst that was dispatched and not read
     # Shared with other threads.
-    self._wake = threading.Condition()
+    self._wake: threading.Condition
+    self._wake = beside._wake if beside else threading.Condition()
     self._waiting: collections.deque[Job] = collections.deque()
     self._texts: collections.deque = collections.deque()  # to score
     # Used by the thread of the engine only.
@@ -193,6 +200,11 @@ class Engine:
     return future
 
   @property
+  def weight_bytes(self) -> int:
+    """Bytes of the weights."""
+    return sum(x.nbytes for x in jax.tree.leaves(self._params))
+
+  @property
   def waiting(self) -> int:
     """Number of jobs without a row."""
     return len(self._waiting)
@@ -215,44 +227,40 @@ class Engine:
   # --- the engine's thread ---------------------------------------------------
 
   def run(self, alive: Callable[[], bool]) -> None:
-    """Serves until `alive`, which is called before each burst, returns False.
+    """As the function `run`, alone."""
+    run([self], alive)
 
-    Remaining jobs, also after an exception, end with 'error'.
-    """
-    try:
-      with jax.set_mesh(self._mesh):
-        self._run(alive)
-    finally:
-      with self._wake:
-        self._closed = True
-        texts, left = list(self._texts), [*self._jobs.values(), *self._waiting]
-        self._waiting.clear()
-        self._jobs.clear()
-      for *_, future in texts:
-        with contextlib.suppress(concurrent.futures.InvalidStateError):
-          future.set_exception(Closed())
-      for job in left:
-        self._deliver(job, [], [], "error")
+  @property
+  def _idle(self) -> bool:
+    busy = self._waiting or self._texts or self._jobs or self._pending
+    return not busy
 
-  def _run(self, alive: Callable[[], bool]) -> None:
-    if self._queue is None:
-      self.compile()
-    pending = None
-    while alive():
-      with self._wake:
-        if not (self._waiting or self._texts or self._jobs or pending):
-          self._wake.wait(IDLE)
-        texts = list(self._texts)
-        self._texts.clear()
-      for text in texts:
-        self._score(*text)
-      # Dispatch the next burst, then read the last one while it runs.
-      new = self._admit()
-      dispatched = self._dispatch(new) if self._jobs else None
-      if pending is not None:
-        self._read(*pending)
-      pending = dispatched
-      self._note_rate()
+  def _turn(self) -> None:
+    """Dispatches the next burst, then reads the last one while it runs."""
+    with self._wake:
+      texts = list(self._texts)
+      self._texts.clear()
+    for text in texts:
+      self._score(*text)
+    new = self._admit()
+    dispatched = self._dispatch(new) if self._jobs else None
+    if self._pending is not None:
+      self._read(*self._pending)
+    self._pending = dispatched
+    self._note_rate()
+
+  def _close(self) -> None:
+    """Refuses new jobs; remaining ones end with 'error'."""
+    with self._wake:
+      self._closed = True
+      texts, left = list(self._texts), [*self._jobs.values(), *self._waiting]
+      self._waiting.clear()
+      self._jobs.clear()
+    for *_, future in texts:
+      with contextlib.suppress(concurrent.futures.InvalidStateError):
+        future.set_exception(Closed())
+    for job in left:
+      self._deliver(job, [], [], "error")
 
   def compile(self) -> None:
     """Compiles every program that a request may need, except `score`."""
@@ -428,3 +436,33 @@ class Engine:
       self._rates.append((now, self._tokens))
       while now - self._rates[1][0] > RATE_SECONDS:
         self._rates.popleft()
+
+
+def _form(params: Tree) -> tuple:
+  """What a compiled program fixes of its weights."""
+  leaves, structure = jax.tree.flatten(params)
+  return structure, [(x.shape, x.dtype) for x in leaves]
+
+
+def run(engines: Sequence[Engine], alive: Callable[[], bool]) -> None:
+  """Serves until `alive`, which is called before each burst, returns False.
+
+  Engines take turns in this thread, so that several devices always get their
+  programs in one order. Remaining jobs, also after an exception, end with
+  'error'.
+  """
+  first = engines[0]
+  try:
+    with jax.set_mesh(first._mesh):
+      for engine in engines:
+        if engine._queue is None:
+          engine.compile()
+      while alive():
+        with first._wake:
+          if all(engine._idle for engine in engines):
+            first._wake.wait(IDLE)
+        for engine in engines:
+          engine._turn()
+  finally:
+    for engine in engines:
+      engine._close()

@@ -15,9 +15,9 @@ from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.protocol import ApiError
 
 FAILED = "an error of the server: its screen has the traceback"
-OPEN = ("/health",)  # routes that need no key
+OPEN = ("/", "/health")  # routes that need no key
 ROUTES = (
-    *("/health", "/metrics", "/v1/models", "/feedback"),
+    *("/", "/health", "/metrics", "/v1/models", "/feedback"),
     *("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"),
 )
 

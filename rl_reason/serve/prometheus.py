@@ -1,6 +1,7 @@
 """Metrics of the server in the text format of Prometheus."""
 
 import math
+from collections.abc import Sequence
 
 import prometheus_client as prometheus
 
@@ -13,9 +14,9 @@ _SHARES = [n / 20 for n in range(1, 21)]
 
 
 class Metrics:
-  """Counters and histograms of a server, and gauges of its engine."""
+  """Counters and histograms of a server, and gauges of its engines."""
 
-  def __init__(self, engine: Engine):
+  def __init__(self, engines: Sequence[Engine]):
     self.registry = prometheus.CollectorRegistry()
 
     def make(kind, name: str, about: str, labels=(), **options):
@@ -56,14 +57,15 @@ class Metrics:
         histogram, "first_token_seconds", "Until a token", buckets=_SECONDS
     )
     for name, about, value in (
-        ("queue", "Responses that wait", lambda: engine.waiting),
-        ("running", "Responses being decoded", lambda: engine.running),
-        ("tokens_per_second", "Over the last seconds", engine.rate),
-        ("sampled_tokens", "Since the start", lambda: engine.tokens),
-        ("prefills", "Prompts prefilled", lambda: engine.prefills),
-        ("prefix_cache_hits", "Responses without", lambda: engine.hits),
+        ("queue", "Responses that wait", lambda x: x.waiting),
+        ("running", "Responses being decoded", lambda x: x.running),
+        ("tokens_per_second", "Over the last seconds", lambda x: x.rate()),
+        ("sampled_tokens", "Since the start", lambda x: x.tokens),
+        ("prefills", "Prompts prefilled", lambda x: x.prefills),
+        ("prefix_cache_hits", "Responses without", lambda x: x.hits),
     ):
-      make(gauge, name, about).set_function(value)
+      total = lambda value=value: sum(map(value, engines))  # noqa: E731
+      make(gauge, name, about).set_function(total)
 
   def prompt(self, tokens: int) -> None:
     """Counts a prompt."""

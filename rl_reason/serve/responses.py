@@ -124,6 +124,7 @@ class Run:
     limit: maximum tokens of each response; 0 samples nothing.
     make: makes an empty response.
     seconds: timeout of the request.
+    model: name of the policy for clients.
 
   Raises:
     ApiError: the queue is full.
@@ -137,6 +138,7 @@ class Run:
       limit: int,
       make: Callable[[], Response],
       seconds: float,
+      model: str = "",
   ):
     events: asyncio.Queue = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -157,6 +159,7 @@ class Run:
       )
 
     self.prompts, self.n, self._engine = prompts, how.n, engine
+    self.model = model
     self.responses = [make() for _ in range(len(prompts) * how.n)]
     self.first_token: float | None = None
     self.started = time.monotonic()

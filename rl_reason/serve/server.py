@@ -24,10 +24,12 @@ from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.serve import (
     app as app_lib,
     connections,
+    engine as engine_lib,
     feedback,
     filters,
     liveness,
     requirements,
+    second_policy,
 )
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.engine import Engine
@@ -64,9 +66,22 @@ def run(
         " mesh.tensor devices"
     )
   place = bind(c.serve.host, c.serve.port)
-  serving, name = make_engine(c, which, model, output, tok, engine)
-  say(f"serving {name}")
-  serving.compile()
+  serving, words = make_engine(c, which, model, output, tok, engine)
+  say(f"serving {words}")
+  name = c.serve.name or workdir.absolute().name
+  about, beside = {name: words}, {}
+  second = second_policy.find(c, which, name, model, output, tok, serving)
+  if second is not None:
+    weights = engine.weights(second.params, c.rollout.weights)
+    about[second.name] = second.about
+    beside[second.name] = Engine(
+        weights, serving.programs, model.mesh, display, c.serve.queue, serving
+    )
+    say(f"beside it, as the model {second.name!r}: {second.about}")
+  del second
+  engines = [serving, *beside.values()]
+  for one in engines:
+    one.compile()
   # All objects so far live as long as the server. Without `freeze`, each
   # garbage collection would visit them again, and stop all threads meanwhile.
   gc.collect()
@@ -75,13 +90,15 @@ def run(
   server = app_lib.Server(
       serving,
       tok,
-      name=c.serve.name or workdir.absolute().name,
+      name=name,
       timeout=c.serve.timeout,
       rules=filters.load(c.serve.filter),
       ratings=feedback.Feedback(workdir, say),
       silent=lambda: watchdog.silent,
       say=say,
       stall=c.serve.stall,
+      beside=beside,
+      about=about,
   )
   application = app_lib.app(
       server,
@@ -95,7 +112,7 @@ def run(
       contextlib.closing(server),
       liveness.killed_after(stop, c.serve.grace + LAST_WORDS + LATE),
   ):
-    answer(application, serving, place, display, stop, c.serve)
+    answer(application, engines, place, display, stop, c.serve)
 
 
 def make_engine(
@@ -158,7 +175,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def answer(
     application: app_lib.Guard,
-    engine: Engine,
+    engines: list[Engine],
     place: socket.socket,
     display: Display,
     stop: threading.Event,
@@ -194,10 +211,13 @@ def answer(
     time.sleep(0.01)
   display.close()  # no progress lines: a server may be idle for days
   if server.started:
-    display.say(
-        f"listening at {scheme}://{shown}:{port}/v1; SIGTERM or Ctrl-C ends"
-    )
+    where = f"{scheme}://{shown}:{port}"
+    display.say(f"listening at {where}/v1; SIGTERM or Ctrl-C ends")
+    display.say(f"talk to it in a browser: {where}/")
   end = math.inf
+
+  def total(name: str) -> int:
+    return sum(getattr(engine, name) for engine in engines)
 
   def alive() -> bool:
     nonlocal end
@@ -205,20 +225,21 @@ def answer(
     if stop.is_set() and not server.should_exit:
       server.should_exit, end = True, now + config.grace
       display.say(
-          f"stopping: {engine.running + engine.waiting} responses have"
+          f"stopping: {total('running') + total('waiting')} responses have"
           f" {config.grace:g} seconds (serve.grace) to end; a second signal"
           " ends at once"
       )
     display.progressed = now  # an idle server is not stuck
-    if engine.running:
+    if total("running"):
+      rate = sum(engine.rate() for engine in engines)
       display.doing(
-          f"serving: {engine.running} responses decode, {engine.waiting} wait,"
-          f" {engine.rate():.0f} tokens a second"
+          f"serving: {total('running')} responses decode, {total('waiting')}"
+          f" wait, {rate:.0f} tokens a second"
       )
     return thread.is_alive() and now < end
 
-  engine.run(alive)
+  engine_lib.run(engines, alive)
   if not stop.is_set():
     raise RunError("the HTTP server has ended unexpectedly; see its error")
   thread.join(LAST_WORDS)
-  display.say(f"stopped; {engine.tokens:,} tokens were sampled")
+  display.say(f"stopped; {total('tokens'):,} tokens were sampled")

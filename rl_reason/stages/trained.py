@@ -122,7 +122,7 @@ def policy(
   Raises:
     RunError: there is no such checkpoint.
   """
-  if _starts(c, which, output):
+  if starts(c, which, output):
     about = "SFT" if has_sft(c) else c.model.path
     params = sft(c, model=model, output=output)
     return params, None, 0, f"the policy of {about}"
@@ -138,11 +138,11 @@ def require(c, which: str, output: Output) -> None:
   Raises:
     RunError: as `policy`.
   """
-  if not _starts(c, which, output):
+  if not starts(c, which, output):
     _step(c, which, output)
 
 
-def _starts(c, which: str, output: Output) -> bool:
+def starts(c, which: str, output: Output) -> bool:
   """Whether `which` names the policy that RL starts from."""
   begun = open_stage(c, output, "rl").checkpoints.steps()
   return which == "sft" or (which == "newest" and not begun)
