@@ -274,6 +274,7 @@ def test_every_event_of_a_stream_is_a_chunk(serve, counted):
       json=dict(
           messages=[dict(role="user", content=TEXTS[0])],
           n=2,
+          seed=7,
           max_tokens=4,
           stream=True,
           stream_options=dict(include_usage=counted),

@@ -68,7 +68,7 @@ def listening(tmp_path, see=lambda line: None, change=None, engine=None):
   )
   with command.bind("127.0.0.1", 0) as place:
     screen.address = place.getsockname()
-    args = guarded, engine, place, screen, stop, c
+    args = guarded, [engine], place, screen, stop, c
     screen.thread = threading.Thread(target=command.answer, args=args)
     screen.stop = stop
     screen.thread.start()
