@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test, before jax is imported."""
 
 import collections
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -10,13 +11,16 @@ import tempfile
 from rl_reason.report import rendering
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling with less optimization takes a fifth less time. Level 0 makes
-# collectives of eight devices deadlock; a child process has one device.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=1"
-)
-QUICK = "--xla_backend_optimization_level=0"
+# Compiling with less optimization, by XLA's older code generator, takes less
+# time. Level 0 makes collectives of eight devices deadlock; a child process has
+# one device. With TEST_AS_USERS=1, as in `.ci/run --slow`, programs are those
+# of a run of a user.
+FASTER = " --xla_backend_optimization_level="
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # 0.11 has one
+  if not os.environ.get("TEST_AS_USERS"):
+    FASTER = f" --xla_cpu_use_fusion_emitters=false{FASTER}"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8{FASTER}1"
+QUICK = f"{FASTER}0"
 # Runs keep compiled programs in the user's cache, where tests write nothing.
 os.environ.setdefault("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
 CACHE = tempfile.TemporaryDirectory(prefix="rl_reason-")
