@@ -384,6 +384,7 @@ def test_a_comparison_runs_nothing(flags, why, child, tmp_path, capsys):
   assert capsys.readouterr().err.endswith(f"error: {why}\n")
 
 
+@pytest.mark.slow
 def test_successive_halving(child, tmp_path, capsys):
   """Of 4 rows and the reference 3 go on at step 2, and 2 at step 3."""
   config = write_config(

@@ -365,6 +365,7 @@ def healthy_runs():
     yield [{k: x[t] for k, x in run.items()} for t in range(length)]
 
 
+@pytest.mark.slow
 def test_healthy_runs_have_no_alerts():
   total = 0
   for run in healthy_runs():

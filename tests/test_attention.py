@@ -394,6 +394,7 @@ def test_choice_of_kernels():
     assert kernels == "xla" and word in reason
 
 
+@pytest.mark.slow
 def test_kernels_of_gpus_are_tried_before_they_are_chosen(monkeypatch):
   """Where they fail, or differ from XLA, a run has XLA and the reason."""
   c = base.get_config()

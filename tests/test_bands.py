@@ -28,6 +28,7 @@ def at_root(monkeypatch):
   monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.slow
 def test_the_file_is_what_the_committed_results_give(at_root):
   found = bench_bands.measure()["configs"]
   known = bands.recorded()["configs"]

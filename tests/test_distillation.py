@@ -154,6 +154,7 @@ def test_log_probs_entropy_and_divergence_of_another_model():
     close(x * b.mask_BT, y * b.mask_BT)
 
 
+@pytest.mark.slow
 def test_few_chunks_of_logits_exist_at_a_time():
   """Of both models: temporary memory does not grow with the rows."""
   vocab, chunk, rows = 20_000, 16, 16

@@ -83,6 +83,7 @@ def test_given_experts_of_some_tokens():
   assert not np.isclose(got[20:], own[20:]).all(1).any()
 
 
+@pytest.mark.slow
 def test_int8_weights_of_experts():
   p, x = layer_of()
   low = p | {k: linear.quantize(p[k]) for k in ("gate", "up", "down")}

@@ -13,6 +13,7 @@ from rl_reason.lab import ablation_pages, comparison
 from rl_reason.report import figures, page, rendering
 
 
+@pytest.mark.slow
 def test_all_pages_and_figures_are_what_their_data_give():
   """After a change of data or code: python -m bench.pages."""
   names = {page.name for page in pages.pages()}

@@ -53,6 +53,7 @@ ASKED = json.dumps(dict(tests="assert f(1) == 1", names=["f"], prompt=""))
 HONEST = "import time\ndef f(x):\n  time.sleep({})\n  return x"
 
 
+@pytest.mark.slow
 def test_a_verdict_depends_on_no_other_program():
   """In any order, and as for the program alone."""
   programs = [SLEEPER, *map(HONEST.format, (0.6, 1.4))]

@@ -42,8 +42,9 @@ class Calls:
   def begin_step(self):
     self._step = True
 
-  def _profile(self, frame, event, _):
-    if event != "call" or frame.f_code.co_name == "<module>":
+  def _trace(self, frame, *_):
+    """Is called for calls alone, as it returns no function for their lines."""
+    if frame.f_code.co_name == "<module>":
       return
     if not (called := _file(frame)):
       return
@@ -56,13 +57,13 @@ class Calls:
       self.of_step.add(call)
 
   def __enter__(self):
-    threading.setprofile(self._profile)
-    sys.setprofile(self._profile)
+    threading.settrace(self._trace)
+    sys.settrace(self._trace)
     return self
 
   def __exit__(self, *_):
-    sys.setprofile(None)
-    threading.setprofile(None)
+    sys.settrace(None)
+    threading.settrace(None)
 
 
 def _file(frame) -> str:

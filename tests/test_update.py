@@ -103,6 +103,7 @@ def test_skipped_updates_advance_the_schedule(name):
   np.testing.assert_allclose(moved, [1, 0, 0, 0.25], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_schedule():
   """Of three steps of two updates, the second has no signal."""
   tx = golden.optimizer("sgd", lr=0.1, schedule="linear", total=6)

@@ -511,7 +511,16 @@ def test_with_linear_shares_by_hand(dtype, name, share):
   assert metrics == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", facts.LINEAR)
+LONG = ("gae_exp_complexity", "optimal_token_baseline")  # compile for seconds
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=pytest.mark.slow) if x in LONG else x
+        for x in facts.LINEAR
+    ],
+)
 def test_the_listed_advantages_are_linear_in_the_reward(name):
   """A(x + y) + A(0) = A(x) + A(y); a group of equal rewards has none."""
   rng = np.random.default_rng(0)

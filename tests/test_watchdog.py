@@ -60,6 +60,7 @@ def test_a_run_that_stands_still_says_where():
   assert run(end=0).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_stands_still_may_end():
   done = run(end=2)
   assert done.returncode == 175
