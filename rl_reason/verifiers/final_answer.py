@@ -19,7 +19,7 @@ MAX_ANSWER = 2_000
 _MARKER = re.compile(
     r"\\(?:boxed|fbox)(?![a-zA-Z])"
     r"|<(?:final_)?answer>"
-    r"|(?<![a-zA-Z])answers?(?![a-zA-Z])\W{0,4}(?:is|are)?[\W_]{0,4}:"
+    r"|(?<![a-zA-Z])ans(?:wers?)?(?![a-zA-Z])\W{0,4}(?:is|are)?[\W_]{0,4}:"
     r"|\banswers?\s+(?:(?:is|are)(?:n't)?|can(?:not|'t)\s+be)\b"
     r"|^####"
     r"|^A:",
@@ -91,8 +91,9 @@ _BEFORE = re.compile(
     rf"(?:{_NO}(?:\s+(?:be|equal|equals|to|is|\w{{1,20}}ly))*"
     rf"|{_NO}(?:\s+\w{{1,20}}){{0,2}}?\s+(?:think|believe|say|said|claim|sure"
     r"|certain|knows?|true|mean|case)"
-    r"|\b(?:if|whether|unless|suppose|assum\w{1,4}|doubts?|imagine|false|untrue"
-    r"|wrong|incorrect|or(?:\s+(?:maybe|perhaps|possibly|else))?))"
+    r"|\b(?:might|may|could|would|tempting\s+to)\s+(?:think|say|guess|expect"
+    r"|conclude)|\b(?<!only\s)possible|\b(?:if|whether|unless|suppose|assum\w{1,4}|doubts?|imagine|false"
+    r"|untrue|na[i\u00ef]ve|tempting|wrong|incorrect|or(?:\s+(?:maybe|perhaps|possibly|else))?))"
     r"(?:\s+(?:that|the|an?|my|your|final|correct|right|answer|is))*"
     r"[\s$*:(\\\[]*$",
     re.IGNORECASE,
@@ -106,15 +107,46 @@ _DENIAL = re.compile(
     r"|or\s+(?:maybe\s+|perhaps\s+|possibly\s+)?[$\\(]*-?(?:\d|frac|sqrt))",
     re.IGNORECASE,
 )
+# "The answer is 12. Wait, it is 13."
+_TAKEN_BACK = re.compile(
+    r"\W*(?:(?:oh|hmm+|but|no)\W+)?(?:wait|actually|oops|correction|sorry"
+    r"|hold\s+on|just\s+kidding|scratch\s+that|on\s+second\s+thought|I\s+made\s+an?\s+(?:mistake"
+    r"|error)|let\s+me\s+(?:re|correct|fix))\b"
+    r"|\W*(?:(?:but|however|no)\W+)?(?:(?:this|that|it)\s+(?:is|was|can|does|seems"
+    r"|looks)(?:n't|not|\s+not|'t)?\s+(?:be\s+|clearly\s+|obviously\s+)?(?:wrong"
+    r"|incorrect|false|right\b(?<=n't\sright)|impossible|not)"
+    r"|(?:this|that|it)\s+(?:is|was|can|does)(?:n't|not|\s+not|'t)\b"
+    r"|the\s+(?:correct|right|actual|true)\s+(?:answer|value|result)\b"
+    r"|no\W+(?:it|that)|it\s+should\s+be\b)",
+    re.IGNORECASE,
+)
+_CONFIRMED = re.compile(
+    r"\b(?:yes|correct|confirm\w*|indeed|checks?\s+out|holds|right)\b",
+    re.IGNORECASE,
+)
+# What a chat model adds: it states no value.
+_CLOSING = re.compile(
+    r"(?:^|(?<=[.!?\n])|(?<=[.!?*]\s))\s*(?:(?:I\s+)?hope\s+(?:this|that|it)\b"
+    r"|(?:please\s+)?(?:let\s+me\s+know|feel\s+free)\b|if\s+you\s+(?:have|need"
+    r"|want|would|'d)\b|(?:do|would)\s+you\s+(?:want|like|need|have)\b"
+    r"|is\s+there\s+anything\b|(?:I'm\s+)?happy\s+to\b|good\s+luck\b|great\s+(?:question"
+    r"|job)\b|thanks?\b)[^.!?\n\d\\$]*[.!?]*\s*$",
+    re.IGNORECASE,
+)
+_ARROW = re.compile(
+    r".*(?:\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])"
+    r"|\u21d2|\u2192|\u27f9)\s*(?=.*\d)",
+    re.DOTALL,
+)
 _VALUE = re.compile(
-    r"\s*(?:not|never)\s+(?:\w+\s+){0,2}[$\\(*]*-?(?:\d|\\|(?-i:[A-J])\b)",
+    r"\s*(?:not|never|anything\s+but)\s+(?:\w+\s+){0,2}[$\\(*]*-?(?:\d|\\|(?-i:[A-J])\b)",
     re.IGNORECASE,
 )
 # "not 5 but 6", "not 5, it is 6"; "x = 5 or x = 6"; "\boxed{5} or \boxed{6}".
 _RATHER = re.compile(r"(?:\bbut|[,;]\s*it(?:'s|\s+is))\s+(.+)", re.DOTALL)
 _EITHER = re.compile(r"[\d$)}]\W*(?:[a-z]+\s+)?\bor\b[^,;:]*$", re.IGNORECASE)
 _LIST = re.compile(
-    r"\$?[a-z]\w{0,3}\s*=[^=]+\b(?:or|and)\s+\$?[a-z]\w{0,3}\s*=[^=]+$"
+    r"\$?[a-z]\w{0,3}\s*=[^=]+(?:\b(?:or|and)|,)\s+\$?[a-z]\w{0,3}\s*=[^=]+$"
 )
 _JOINT = re.compile(
     r"(?:[\s$\\)\]]|\\q?quad)*(?:[,;]|,?\s*(?:\\text\s*\{)?\s*(?:and|or"
@@ -199,6 +231,10 @@ def final(text: str) -> str | None:
   if text.endswith(("\\]", "$$", "}")):
     shown = _DISPLAY.search(text, max(0, len(text) - MAX_ANSWER))
     text = text[: shown.start()] + _last_row(shown) if shown else text
+  while closing := _CLOSING.search(text, max(0, len(text) - MAX_ANSWER)):
+    if not closing.start():
+      break
+    text = text[: closing.start()].rstrip()
   options = text.rfind("\nB:")  # an "A:" before it is an option, not an answer
   markers = [
       marker
@@ -294,6 +330,10 @@ def _announced(text: str, marker) -> str | None:
       return None if _DENIED.search(rather[1]) else _phrase(rather[1])
     at = text.find(sentence, marker.end()) + len(sentence)
     return _unmarked(text[at:])
+  rest = text[text.find(sentence, marker.end()) + len(sentence) :]
+  confirmed = _CONFIRMED.search(rest) and not _DENIED.search(rest)
+  if _TAKEN_BACK.match(rest) and not confirmed:
+    return _unmarked(rest)
   found = _phrase(line.partition("</")[0])
   if not found or _words(found) < 2:
     return found
@@ -312,19 +352,25 @@ def _unmarked(text: str) -> str | None:
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   if not lines:
     return None
+  if len(lines[-1]) <= MAX_ANSWER and (arrow := _ARROW.match(lines[-1])):
+    text = lines[-1][arrow.end() :].removesuffix("\\)").removesuffix("\\]")
+    text = f"${text}" if text.count("$") % 2 else text
+    lines = [text]
   words = _words(text)
   if not words or (words < 5 and not _VERB.fullmatch(text)):
     so = _SO.match(lines[-1])
     found = lines[-1][so.end() if so else 0 :]
-    if words < 2 or sentences.denied(found):
+    if words < 2 or sentences.denied(found) or sentences.told(found):
       return _tidy(found)
     return _tidy(sentences.value(found) or found)
   last = _TAIL.sub("", _SENTENCE.split(lines[-1])[-1])
-  if len(last) > MAX_ANSWER or sentences.denied(last):
+  if len(last) > MAX_ANSWER or sentences.denied(last) or sentences.told(last):
     return None
   clause = sentences.clause(sentences.without_remark(last))
   if clause is None:
     return None
+  if sentences.unsolved(clause):
+    return _tidy(clause)
   several = _LIST.search(clause)
   if several:
     return _tidy(several[0])

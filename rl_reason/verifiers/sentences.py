@@ -11,7 +11,7 @@ import re
 
 from rl_reason.verifiers import units
 
-_NUMBER = r"[-+\u2212]?\\?[$\u00a3\u20ac]?\d[\d,]*(?:\.\d+)?"
+_NUMBER = r"[-+\u2212]?\\?[$\u00a3\u20ac]?\d(?:[\d,]*\d)?(?:\.\d+)?"
 _SIGN = r"\s*(?:[-+*/\u00d7\u00f7\u00b7\u2212\u2013^]|x(?=[\s\d]))\s*"
 # A formula between dollars: money has a space before its dollar, or a digit
 # after it (the rule of Pandoc).
@@ -25,6 +25,8 @@ _WORDS = (
 ).split()
 _VALUE = re.compile(
     rf"(?P<formula>{_FORMULA})"
+    r"|(?P<time>(?<![\w.:/])\d+:\d+(?![\w:/])(?:\s*[ap]\.?m\b)?)"
+    rf"|(?P<tuple>\((?:\s*{_NUMBER}\s*,\s)+\s*{_NUMBER}\s*\))"
     r"|(?P<ordinal>\d+(?:st|nd|rd|th)\b)"
     rf"|(?P<number>(?<![\w.^_:/]){_NUMBER}(?:{_SIGN}{_NUMBER})*"
     r"(?:\s?\\?%|[a-zA-Z]{1,2}(?:/\w+|\b))?(?![\w^_]|[:/]\d))"
@@ -39,7 +41,8 @@ _NOT = re.compile(
 )
 # "60 + 50 = 110 balls were not hit": a denial that describes what is counted.
 _DESCRIBED = re.compile(
-    r"\bnot able to\b|\bwith\s+no\s+[a-z]+|(?<!,)\snot\s+to\s+[a-z]+"
+    r"\bnot able to\b|\bwith\s+(?:no|none)\s+[a-z]+|\bno\.\s+of\b"
+    r"|(?<!,)\snot\s+to\s+[a-z]+"
     r"|\b(?:was|were|is|are)\s+not\s+[a-z]+ing\b|\bneither\b[^,.]*\bnor\b"
     r"|(?:\b(?:that|who)|(?<!,)\swhich)\s+(?:[a-z]+\s+){0,4}?(?:are|were|is|was"
     r"|did|do|does|had|have|has|will)(?:\s+not|n't)\b|\bwho've\s+not\b"
@@ -55,7 +58,35 @@ _DOUBT = re.compile(
     r"|undefined|unlikely|ruled\s+out|too\s+[a-z]+)\b|\bfails?\W*$"
     r"|\b(?:maybe|perhaps|possibly|might|either(?=\s+[$(*]*\d)|unless|whether|supposedly)\b"
     r"|\bI(?:\s+would|'d)?\s+guess|\b(?:could|may)\s+be\s+[*$(\\]*\d"
-    r"|\b(?:could|would|may)\s+(?:have\s+been\s+[*$(\\]*\d|say\b)|\?\W*$",
+    r"|\b(?:could|would|may)\s+(?:have\s+been\s+[*$(\\]*\d|say\b)|\?\W*$"
+    r"|\bshould\s+have\s+been\b|\b(?:one|some|many)\s+(?:might|may|could"
+    r"|would\s+(?:think|say|guess|answer))\b|\btempt(?:ing|ed)\b|\bna[i\u00ef]ve\w*"
+    r"|\b(?:incorrect|wrong|mistaken|erroneous)ly\b"
+    r"|^\W*(?:one|another|the\s+other)\s+(?:(?:possible|such|of\s+the)\s+)?"
+    r"(?:solution|root|answer|value|zero|factor|option|possibility|number"
+    r"|example)s?\b",
+    re.IGNORECASE,
+)
+# "We reject x = 12"; "x = 12, a contradiction".
+_REJECTED = re.compile(
+    r"\b(?:we|I|must|can|be|is|are)\s+(?:can\s+|must\s+)?(?:reject|discard"
+    r"|exclude|eliminate|dismiss)(?:e?d)?\b|\bcontradict|\bviolat"
+    r"|\bdenominators?\s+(?:zero|0|vanish)",
+    re.IGNORECASE,
+)
+# What is told, tried or asked of the reader: no result.
+_TOLD = re.compile(
+    r"\W*(?:(?:so\s+)?we\s+(?:know|are\s+(?:told|given))|recall\b"
+    r"|according\s+to\s+the\s+(?:problem|question)|for\s+(?:example|instance)"
+    r"|the\s+(?:problem|question)\s+(?:says|states|tells|gives)"
+    r"|(?:(?:now|next|then|first|so),?\s+)?(?:(?:we|I)\s+)?(?:add|subtract"
+    r"|multiply|divide|take|choose|use|test|check|consider)\s+(?!.*(?:=|\b(?:gets?"
+    r"|gives?|obtain|find|yields?|makes?|is|are|has|have)\b))"
+    r"|(?:(?:now|next|then|first|for\s+example),?\s+)?(?:we\s+)?(?:substitut|plug"
+    r"|tak|put|set|try|test|choos|consider)\w*\s+(?:the\s+case\s+)?(?:in\s+)?[$(]*"
+    r"[a-zA-Z]\s*=|(?:let\s+(?:me|us)|let's|I'll|(?:I|we)\s+(?:still\s+)?(?:have"
+    r"|need|want)\s+to)\s+(?:try|use|find|subtract|add|see|check|test)\b"
+    r"|(?:because|since|as)\s+[^,]*\d[^,]*,[^\d$\\]*$)",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
@@ -75,7 +106,8 @@ _UNFINISHED = re.compile(
     re.IGNORECASE,
 )
 _JOINT = re.compile(
-    r"(?P<colon>(?<=\w):|(?<=\*):)\s+|(?:[,;.]|\s[-\u2013\u2014])?\s+(?:and\s+)?"
+    r"(?P<colon>(?<=\w):|(?<=\*):)\s+|\s*(?:\u21d2|\u2192|\u27f9|=>|->)\s*"
+    r"|(?:[,;.]|\s[-\u2013\u2014])?\s+(?:and\s+)?"
     r"(?:(?P<but>but|however|although|though|yet)"
     r"|so|then|thus|therefore|hence|meaning|giving|leaving|making"
     r"|(?:which|that|this)\s+(?:means|gives|leaves|makes|equals|rounds?(?:\s+(?:up|down))?\s+to|is(?=\s+[$*]*\d))(?:\s+that)?)"
@@ -87,7 +119,9 @@ _REMARK = re.compile(
     r"|which(?!\s+(?:rounds?|means|gives|leaves|makes|equals|is\s+[^,\d]{0,20}\d\S*$))"
     r"|attained|achieved|reached|occurring|obtained|using|by|for|i\.e\."
     r"|that\s+is|and\s+it|in\s+total|in\s+all|altogether|overall)\b.*"
-    r"|\s+(?:because|since)\b.*|,?\s+\((?![-+$\\\d\s]+\)).*\)\s*$",
+    r"|\s+(?:because|since)\b.*"
+    r"|,?\s+\((?![-+$\\\d\s]+\))(?!\s*[-+\d.]+\s*,).*\)[\s.]*$"
+    r"|\s+(?:at|when|where|for)\s+\$?[a-z]\s*=\s*[^=]*$",
     re.IGNORECASE | re.DOTALL,
 )
 _SUM = re.compile(r"\d\S*\s*=\s*[$*(]*\d")
@@ -108,13 +142,15 @@ _BOUND = re.compile(
 )
 _RESULT = re.compile(
     r"\b(?:comes?|works?|amounts?|adds?|sums?|equal|equals|leads?|simplif\w+"
-    r"|reduces?|evaluates?|rounds?|increases?|decreases?|drops?|rises?|totals?)"
+    r"|reduces?|evaluates?|rounds?|(?:in|de)creased?s?|dropp?s?(?:ed)?|rises?"
+    r"|rose|fell|grew|totals?)"
     r"(?:\s+(?:out|up|down))?\s+to\W*$"
     r"|\b(?:up|left|(?:leaves?|leaving)\s+\S+)\s+with\W*$"
     r"|\b(?:needs?|needed|has|have|had|able|going|wants?|wanted|expects?|plans?"
     r"|required|managed)\s+to\s+[a-z]+(?:\s+(?:only|another|up|out))?\W*$"
     r"|\banswer\s+of\W*$|\b(?:loses?|lost|wins?|won|differs?|(?:in|de)creased?s?"
-    r"|grows?|grew|rises?|rose|falls?|fell|short|ahead|behind)\s+by\W*$"
+    r"|grows?|grew|rises?|rose|falls?|fell|short|ahead|behind|reduced"
+    r"|increased|decreased)\s+by\W*$|\ban?\s+(?:in|de)crease\s+of\W*$"
     r"|\bresult(?:s|ed)?\s+in\W*$|\barrives?\s+at\W*$"
     r"|\b(?:an?|the|his|her|their|its|your|our)\s+(?:\w+\s+)?(?:total|sum"
     r"|profit|average|maximum|minimum|distance|amount|cost|value|length|area"
@@ -151,6 +187,7 @@ _MORE = re.compile(
     r"\s+(?:by\s+)?[$(]*(?:\d|as\b|more\b|larger\b|that\b|x\b)"
     r"|(?:squared|cubed|factorial)\b"
     r"|or\s+(?:more|less|fewer|so|above|below|higher|lower|[$(-]*\d)"
+    r"|at\s+(?:most|least)\b|(?:out\s+of|in)\s+\d[\d,]*\W*$"
     r"|(?:to|and|or|through|,)\s+[$(]*-?\d|,\s*\d"
     r"|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
     r"|\s*[-+*/^\u00d7\u00f7=]\s*(?:[\d$(\\]|[a-zA-Z]\b|$)|[(!]|\s*[\\_^]",
@@ -168,7 +205,7 @@ _EQUALS = re.compile(r"(?<![<>=!:])=(?![=>])")
 # The left side of an equation to be solved: `3x`, `x^2`, `x + 1`, `2 + x`.
 _UNSOLVED = re.compile(
     r"(?:\d(?!g)[a-zA-Z]|[a-zA-Z]\s*\^\s*\S+|(?<![a-zA-Z])[a-zA-Z]\s*[-+*/]\s*\S+"
-    r"|[-+*/]\s*[a-zA-Z])\s*$"
+    r"|[-+*/]\s*[a-zA-Z]|(?<![a-zA-Z])\d+\([^()=]*[a-zA-Z][^()=]*\))\s*$"
 )
 _UNIT = re.compile(
     r"[\s-]*(?:(?:more|extra|additional|full|whole|other|total)\s+)?"
@@ -222,16 +259,40 @@ def clause(sentence: str) -> str | None:
     return None
   start, end = 0, len(text)
   for joint in reversed(list(_JOINT.finditer(text))):
-    if _has_value(text[joint.end() : end]):
+    concedes = (joint["but"] or "").lower() in ("although", "though")
+    if concedes and _has_value(text[: joint.start()]):
+      end = joint.start()  # "36 apples, although she counted 35"
+    elif _has_value(text[joint.end() : end]):
       start = joint.end()
       break
-    if joint["but"]:
+    elif joint["but"]:
       return None
   text = text[start:end]
   when = _WHEN.match(text)
   if when and _has_value(text[when.end() :]):
     text = text[when.end() :]
   return None if _SUPPOSED.match(text) else text
+
+
+def told(sentence: str) -> bool:
+  """Whether a sentence repeats the problem, tries a value, or rejects one."""
+  start = max((x.end() for x in _JOINT.finditer(sentence)), default=0)
+  last = sentence[start:] if _has_value(sentence[start:]) else sentence
+  return bool(_TOLD.match(last) or _REJECTED.search(last))
+
+
+def unsolved(text: str) -> bool:
+  """Whether a clause ends in an equation to be solved: "So 2x = 35"."""
+  left, sign, right = text.rpartition("=")
+  variables = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", left))
+  variables |= set(re.findall(r"(?<=\d)[a-zA-Z](?![a-zA-Z])", left))
+  return (
+      bool(sign)
+      and bool(re.fullmatch(r"[\s(]*[-+\u2212]?[\d.,/]+[\s.)]*", right))
+      and not left.count("$") % 2
+      and len(variables - {"a", "A", "I"}) == 1
+      and bool(_UNSOLVED.search(left))
+  )
 
 
 def value(text: str) -> str | None:
@@ -260,8 +321,8 @@ def value(text: str) -> str | None:
     several = bool(others) and not _describes(text, others[0])
     return None if several else _with_unit(text, after[0])
   chosen = [x for x in found if not _describes(text, x)]
-  if not chosen and len(found) == 1 and "$" in found[0][0]:
-    chosen = found  # "He sold it for $42."
+  if not chosen and len(found) == 1 and re.match(r"[$(]|\d+:", found[0][0]):
+    chosen = found  # "He sold it for $42." "They meet at (2, 3)."
   verbs = list(_VERB.finditer(text))
   if len(chosen) > 1 and verbs:
     chosen = [x for x in chosen if x.start() >= verbs[-1].end()]
@@ -284,6 +345,8 @@ def _with_unit(text: str, number: re.Match) -> str | None:
 
   Nouns are left out. What scales a number stays: "42 million".
   """
+  if number["tuple"] or number["time"]:
+    return number[0]
   rest = text[number.end() :]
   share = "%" in number[0] or "/" in number[0]
   if number["word"] or number["other"] or _MORE.match(rest):
