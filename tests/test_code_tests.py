@@ -114,6 +114,21 @@ class TestSolution(unittest.TestCase):
             METHOD,
         ),
         (dict(public_test_cases=LINES, starter_code=METHOD), METHOD),
+        *[
+            (dict(entry_point="add", tests=[test]), METHOD)
+            for test in (
+                dict(input=[1, 2], expected=3),
+                dict(args=[1, 2], expected_output=3),
+                dict(input=dict(a=1, b=2), output=3),
+                dict(input="a = 1, b = 2", output="3"),
+            )
+        ],
+        # Other names, and texts of Python.
+        ([dict(stdin="1 2", stdout="3")], READS),
+        ([dict(name="x", **STREAM)], READS),  # Skywork-OR1
+        (str(dict(test_cases=[STDIN])), READS),
+        (str(["assert add(1, 2) == 3"]), ADD),
+        ("```python\nassert add(1, 2) == 3\n```", ADD),
         # Python.
         *[("assert add(1, 2) == 3", ADD), (["assert add(1, 2) == 3"], ADD)],
         (dict(test_list=["assert add(1, 2) == 3"], test_imports=[]), ADD),

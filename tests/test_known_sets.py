@@ -653,13 +653,15 @@ def test_numbers_have_the_digits_of_their_width(
 
 def test_numbers_within_columns_have_their_digits(tmp_path):
   narrow = pyarrow.float32()
-  cell = {"a": [0.1, None], "b": {"c": 0.2}, "d": 3, "e": [("k", 0.3)]}
-  kind = pyarrow.struct([
-      ("a", pyarrow.list_(narrow)),
-      ("b", pyarrow.struct([("c", narrow)])),
-      ("d", pyarrow.int64()),
-      ("e", pyarrow.map_("string", narrow)),
-  ])
+  cell = {"a": [0.1, None], "b": {"c": 0.2}, "d": 3, "e": {"k": 0.3}}
+  kind = pyarrow.struct(
+      [
+          ("a", pyarrow.list_(narrow)),
+          ("b", pyarrow.struct([("c", narrow)])),
+          ("d", pyarrow.int64()),
+          ("e", pyarrow.map_("string", narrow)),
+      ]
+  )
   path = tmp_path / "x.parquet"
   pyarrow.parquet.write_table(_table("extra", [cell, None], kind), path)
   found = examples(path, kind="none")

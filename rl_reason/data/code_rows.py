@@ -13,7 +13,7 @@ from rl_reason.verifiers import code_blocks, code_tests, unit_tests
 
 _QUESTION = (
     *("question", "problem", "question_content", "problem_description"),
-    *("description", "query", "text", "prompt", "messages"),
+    *("description", "query", "text", "prompt", "messages", "instruction"),
 )
 _SOLUTION = (
     *("solution", "canonical_solution", "gold_standard_solution", "code"),

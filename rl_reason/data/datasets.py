@@ -31,7 +31,13 @@ from typing import Any, NamedTuple
 
 from rl_reason import verifiers
 from rl_reason.base.errors import one_line
-from rl_reason.data import code_rows, known_sets, readers, saved_datasets
+from rl_reason.data import (
+    code_rows,
+    known_sets,
+    published_rows,
+    readers,
+    saved_datasets,
+)
 from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, DataError, suffix
 
@@ -41,15 +47,20 @@ from rl_reason.data.readers import READERS, DataError, suffix
 COLUMNS = {
     "question": (
         *("question", "problem", "prompt", "messages"),
-        *("conversations", "conversation"),
+        *("conversations", "conversation", "dialogue", "dialog"),
+        *("query", "instruction"),
     ),
     "answer": (
         "answer",
         "reward_model.ground_truth",
         "ground_truth",
         "final_answer",
+        "expected_answer",
+        "correct_answer",
+        "answerKey",
         "solution",
     ),
+    "system": ("system", "system_prompt"),
     "difficulty": ("difficulty",),
     "subject": ("subject", "data_source"),
     "pass_rate": ("pass_rate",),
@@ -60,6 +71,9 @@ COLUMNS = {
     "rejected": ("rejected",),
     "choices": (),
 }
+
+
+CHOICES = "choices", "options"  # of kind "choice", where no column is named
 
 
 class Example(NamedTuple):
@@ -465,6 +479,9 @@ def examples(
   if kind == verifiers.NONE:
     missing.pop("answer", None)
   known = known or _unknown(source, mapping, kind, meaning)
+  system = column(*mapping["system"])
+  if "question" in missing and mapping["question"] == COLUMNS["question"]:
+    missing["question"] = published_rows.question(missing["question"])
   seen: dict[str, None] = {}  # columns, in order
   origin = source.name or source.place
   for where, row in read(source):
@@ -477,9 +494,13 @@ def examples(
       seen |= dict.fromkeys(row)
       missing = {x: cell for x, cell in missing.items() if not _has(cell, row)}
     try:
-      turns, question, reply = known_sets.chat(
-          known.question(row), row.get("system")
-      )
+      asked, told = known.question(row), system(row)
+      turns, question, reply = known_sets.chat(asked, told)
+      response = known_sets.text(known.response(row)) or reply
+      if isinstance(asked, str) and not turns and told:
+        # The column `system` of rows without responses may be anything.
+        if response or mapping["system"] != COLUMNS["system"]:
+          turns = (dict(role="system", content=known_sets.text(told)),)
       if "<image>" in question and (row.get("images") or row.get("image")):
         raise known_sets.Unclear(
             "the question has an image, and only text is read"
@@ -491,7 +512,7 @@ def examples(
           difficulty=known_sets.level(known.difficulty(row)),
           source=origin,
           where=where,
-          response=known_sets.text(known.response(row)) or reply,
+          response=response,
           rejected=known_sets.text(known.rejected(row)),
           tolerance=known.tolerance(row),
           solution=known_sets.text(known.solution(row)),
@@ -521,11 +542,13 @@ def examples(
       named = known_sets.columns_of(where)
       absent = [x for x in named if x.partition(".")[0] not in seen] or named
       where = f"the column {', '.join(absent)} of {where!r}"
+    has_header = suffix(pathlib.Path(source.place)) in (".csv", ".tsv")
     raise DataError(
         f"{source.text}: no row has a value of {name} in"
         f" {where}; its columns are {', '.join(seen)}: name"
         f" the right one, as in data.columns = '{name}={first}'"
         f"{hint if name == 'answer' else ''}"
+        f"{', or write a first line with names of columns' * has_header}"
     )
 
 
@@ -553,6 +576,10 @@ def _unknown(
   """The layout of the rows of a set that is not known."""
   cell = column(*mapping["answer"])
   question, names = column(*mapping["question"]), mapping["choices"]
+  response = column(*mapping["response"], *mapping["chosen"])
+  if mapping["question"] == COLUMNS["question"]:
+    question = published_rows.question(question)
+    response = published_rows.response(response)
   if names:
     if kind != "choice" and ":" not in kind:
       raise DataError(
@@ -564,6 +591,8 @@ def _unknown(
     choices = known_sets.Choices(question, cell, names, correct, meaning)
     detect = functools.cache(lambda: _detected(source, choices))
     question, cell = choices._replace(detect=detect).fields()
+  elif kind == "choice":
+    question, cell = _usual_choices(source, question, cell, meaning)
   listed = known_sets.math_answer(cell)
   readers = {"math": listed, "ordered": listed, "choice": cell}
   if kind == "code":
@@ -580,12 +609,39 @@ def _unknown(
       subject=column(*mapping["subject"]),
       pass_rate=column(*mapping["pass_rate"]),
       response_tokens=column(*mapping["response_tokens"]),
-      response=known_sets.with_thought(
-          column(*mapping["thought"]),
-          column(*mapping["response"], *mapping["chosen"]),
-      ),
+      response=known_sets.with_thought(column(*mapping["thought"]), response),
       rejected=column(*mapping["rejected"]),
   )
+
+
+def _usual_choices(
+    source: Source,
+    question: known_sets.Field,
+    cell: known_sets.Field,
+    meaning: str,
+) -> tuple[known_sets.Field, known_sets.Field]:
+  """Question and answer with the choices in a column that no field names.
+
+  A question that shows all choices stays as it is.
+  """
+  found = []
+  for name in CHOICES:
+    choices = known_sets.Choices(question, cell, (name,), "", meaning)
+    detect = functools.cache(functools.partial(_detected, source, choices))
+    choices = choices._replace(detect=detect)
+    found.append((choices, *choices.fields()))
+
+  def read_question(row):
+    for choices, with_choices, _ in found:
+      if choices.offers(row) and not choices.shown(row):
+        return with_choices(row)
+    return question(row)
+
+  def read_answer(row):
+    letters = (letter for choices, _, letter in found if choices.offers(row))
+    return next(letters, cell)(row)
+
+  return read_question, read_answer
 
 
 def _detected(source: Source, choices: known_sets.Choices) -> str:

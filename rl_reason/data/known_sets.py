@@ -1,5 +1,7 @@
 """Data sets that are known by name, and the layout of their rows."""
 
+import ast
+import contextlib
 import datetime
 import decimal
 import hashlib
@@ -46,6 +48,8 @@ def text(cell) -> str:
   if isinstance(cell, list) and cell and isinstance(cell[-1], dict):
     if (turn := _turn(cell[-1])).keys() >= {"content"}:
       cell = spoken(turn)
+  elif isinstance(cell, dict) and cell.keys() >= {"role", "content"}:
+    cell = spoken(_turn(cell))
   if isinstance(cell, float | decimal.Decimal):
     if not math.isfinite(cell):
       raise ValueError(f"{cell} is no number")
@@ -78,13 +82,17 @@ def spoken(turn: dict) -> Any:
   return thoughts.joined(thought.strip(), content)
 
 
-# Names of ShareGPT's roles, and of its copies.
+# Names of roles in ShareGPT, in its copies, and in other sets.
 _ROLES = {
+    **{x: x for x in ("system", "user", "assistant", "tool", "developer")},
     "human": "user",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bing": "assistant",
     "bard": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
     "model": "assistant",
     "function_call": "assistant",
     "observation": "tool",
@@ -92,33 +100,64 @@ _ROLES = {
 }
 
 
+# Types of parts whose text is read, in the APIs of chats and of responses.
+_TEXTS = "text", "input_text", "output_text"
+
+
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
   """A turn with `role` and `content`, which is a text.
 
-  ShareGPT writes {"from": "human", "value": "..."}, and multimodal sets write
-  the content as parts, [{"type": "text", "text": "..."}].
+  ShareGPT writes {"from": "human", "value": "..."}, copies of it mix these keys
+  with others, and multimodal sets write the content as parts,
+  [{"type": "text", "text": "..."}]. A call of a tool may have no content.
 
   Raises:
     TypeError, ValueError: the content is no text.
   """
   # Parquet fills in the keys that only other turns, and other parts, have.
   turn = {name: x for name, x in turn.items() if x is not None}
-  if turn.keys() >= {"from", "value"} and "role" not in turn:
-    role, content = turn.pop("from"), turn.pop("value")
-    role = _ROLES.get(str(role).lower(), role)
-    turn = dict(role=role, content=content) | turn
+  for wanted, others in ("role", ("from",)), ("content", _CONTENTS):
+    found = [x for x in others if x in turn]
+    if wanted not in turn and found:
+      turn[wanted] = turn.pop(found[0])
+  if isinstance(role := turn.get("role"), str):
+    turn["role"] = _ROLES.get(role.lower(), role)
+  if turn.get("tool_calls"):
+    turn.setdefault("content", "")
   if isinstance(parts := turn.get("content"), list):
-    texts = []
+    texts, before = [], []
     for part in parts:
-      kind = part.get("type", "text") if isinstance(part, dict) else "text"
-      content = part.get("text") if isinstance(part, dict) else part
-      if kind != "text" or not isinstance(content, str):
+      part = part if isinstance(part, dict) else dict(text=part)
+      part = {name: x for name, x in part.items() if x is not None}
+      kind = part.get("type", "text")
+      thought = kind in ("thinking", "reasoning")
+      content = part.get(kind if thought else "text")
+      if kind not in _TEXTS and not thought or not isinstance(content, str):
         raise Unclear(
             f"a turn has a part of type {kind}, and only text is read"
         )
-      texts.append(content)
+      (before if thought else texts).append(content)
     turn["content"] = "\n".join(texts)
-  return turn
+    if before:
+      turn.setdefault(THOUGHTS[0], "\n".join(before))
+  return {x: turn[x] for x in ("role", "content") if x in turn} | turn
+
+
+_CONTENTS = "value", "text", "parts"  # names of the content of a turn
+
+
+def _turns(cell: Any) -> Any:
+  """The turns of a chat that is stored by columns; else the cell itself.
+
+  A sequence of objects in an old file of Hugging Face is an object of lists,
+  {"role": ["user"], "content": ["1+1?"]}.
+  """
+  if not isinstance(cell, dict) or not cell.keys() & {"role", "from"}:
+    return cell
+  lists = [*cell.values()]
+  if not all(isinstance(x, list) and len(x) == len(lists[0]) for x in lists):
+    return cell
+  return [dict(zip(cell, x, strict=True)) for x in zip(*lists, strict=True)]
 
 
 def chat(cell, system: Any = None) -> tuple[tuple[dict, ...], str, str]:
@@ -127,8 +166,7 @@ def chat(cell, system: Any = None) -> tuple[tuple[dict, ...], str, str]:
   Args:
     cell: a text, or the turns of a chat: {"role", "content"} each, or
       {"from", "value"}.
-    system: text of a system turn, which ShareGPT has in another column; or any
-      other value.
+    system: text of a system turn, which another column has; or any other value.
 
   Returns:
     the turns before the question; the question, which is the last turn of the
@@ -139,6 +177,7 @@ def chat(cell, system: Any = None) -> tuple[tuple[dict, ...], str, str]:
   """
   if isinstance(cell, str) and cell.lstrip().startswith("[{"):
     cell = _chat_of_text(cell)
+  cell = _turns(cell)
   if not (isinstance(cell, list) and cell and isinstance(cell[0], dict)):
     return (), text(cell), ""
   turns = [_turn(x) for x in cell]
@@ -299,7 +338,7 @@ def meanings(
   """The choices that an answer names, for each way to read it.
 
   Args:
-    given: the answer.
+    given: the answer; also a label with its text, 'B) green'.
     labels: of the choices.
     texts: of the choices.
 
@@ -307,14 +346,26 @@ def meanings(
     for each of MEANINGS with which the answer names a choice, these choices.
   """
   label = given.strip("().: ").upper()
-  out = {
-      "letter": [n for n, x in enumerate(labels) if x == label],
-      "text": [n for n, x in enumerate(texts) if x == given],
-  }
+  out = {"letter": [n for n, x in enumerate(labels) if x == label]}
+  if not out["letter"] and (found := _LABELLED.fullmatch(given)):
+    pair = found[1].upper(), _same(found[2])
+    pairs = zip(labels, map(_same, texts), strict=True)
+    out["letter"] = [n for n, x in enumerate(pairs) if x == pair]
+  out["text"] = [n for n, x in enumerate(texts) if x == given]
+  if not any(out.values()):
+    out["text"] = [n for n, x in enumerate(texts) if _same(x) == _same(given)]
   if given.isdecimal() and label not in labels:
     for name, first in (("index0", 0), ("index1", 1)):
       out[name] = [n for n in range(len(texts)) if n == int(given) - first]
   return {name: found for name, found in out.items() if found}
+
+
+_LABELLED = re.compile(r"\(?(\w)\s*[).:]\s*(.+)", re.DOTALL)  # 'B) green'
+
+
+def _same(choice: str) -> str:
+  """A text of a choice, without what does not tell it from another one."""
+  return " ".join(choice.casefold().split()).rstrip(".")
 
 
 def is_number(given: str, named: Collection[str]) -> bool:
@@ -325,8 +376,9 @@ def is_number(given: str, named: Collection[str]) -> bool:
 class Choices(NamedTuple):
   """Reads a question with lettered choices, and the letter of the answer.
 
-  The functions raise KeyError where a row lacks a column, and Unclear where it
-  is not clear which choice is meant.
+  The answer may be a list of one item, or a list of truth values or of 0 and 1,
+  one for each choice. The functions raise KeyError where a row lacks a column,
+  and Unclear where it is not clear which choice is meant.
 
   Attributes:
     question: reads the question.
@@ -352,14 +404,41 @@ class Choices(NamedTuple):
     labels, texts = _labelled(row, self.names)
     if len(texts) < 2:
       raise Unclear(f"there are no two choices in {', '.join(self.names)}")
-    given = "" if self.correct else text(self.answer(row))
+    if self.correct:
+      return "", texts, {}
+    answer = _parsed(self.answer(row))
+    if isinstance(answer, list) and len(answer) == 1:
+      [answer] = answer
+    if isinstance(answer, list):
+      places = [n for n, x in enumerate(answer) if x in (1, True)]
+      marks = all(x in (0, 1) for x in answer) and len(answer) == len(texts)
+      if not marks or len(places) != 1:
+        raise Unclear(f"the answer {answer} is not one choice")
+      return labels[places[0]], texts, dict.fromkeys(MEANINGS, places)
+    given = text(answer)
     return given, texts, meanings(given, labels, texts)
+
+  def offers(self, row: dict) -> bool:
+    """Whether a row has choices."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+      return len(_labelled(row, self.names)[1]) > 1
+    return False
+
+  def shown(self, row: dict) -> bool:
+    """Whether the question of a row shows its choices, with their letters."""
+    asked = text(self.question(row))
+    pairs = zip(_LETTERS, _labelled(row, self.names)[1], strict=False)
+    return all(
+        re.search(rf"\b{a}\W{{1,4}}{re.escape(x)}", asked) for a, x in pairs
+    )
 
   def _read(self, row: dict) -> tuple[str, str]:
     asked = text(self.question(row))
     given, texts, named = self.named(row)
     if self.correct:
-      right = texts[self.names.index(self.correct)]
+      [right] = texts[(n := self.names.index(self.correct)) : n + 1] or [""]
+      if not right:
+        raise KeyError(self.correct)
       if texts.count(right) > 1:
         raise Unclear(f"two choices are {right!r}")
       texts.sort(
@@ -387,29 +466,78 @@ class Choices(NamedTuple):
 _LETTERS = string.ascii_uppercase[:10]  # those that the verifier knows
 
 
+def _listed(cell: Any) -> Any:
+  """The choices in a cell of text: JSON, Python, or 'A) red, B) green'."""
+  found = _parsed(cell)
+  if not isinstance(found, str):
+    return found
+  if found.lstrip().startswith(("[", "{")):  # as pandas writes a list
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+      return ast.literal_eval(found.strip())
+  first = re.match(r"\s*(\(?)[Aa](\s*[).:])\s", found)
+  if not first:
+    return found
+  starts = [first]
+  for label in _LETTERS[1:]:
+    mark = re.escape(first[1]) + f"[{label}{label.lower()}]"
+    mark = rf"(?<=[\s,;|]){mark}{re.escape(first[2])}\s"
+    place = re.compile(mark).search(found, starts[-1].end())
+    if not place:
+      break
+    starts.append(place)
+  ends = [x.start() for x in starts[1:]] + [len(found)]
+  return [
+      found[x.end() : end].strip(" \t\r\n,;|")
+      for x, end in zip(starts, ends, strict=True)
+  ]
+
+
+def _is_empty(cell: Any) -> bool:
+  """Whether a cell has no choice."""
+  return cell is None or cell == "" or cell != cell  # NaN of pandas
+
+
+# Names of the label and of the text in an object for each choice.
+_LABELS = "label", "key", "id", "letter", "option"
+_CHOICES = "text", "value", "content", "choice", "option_text"
+
+
 def _labelled(row: dict, names: Sequence[str]) -> tuple[list[str], list[str]]:
   """Labels and texts of the choices of a row."""
   cells: Any = [_cell(row, name) for name in names]
   labels: Sequence[Any] = _LETTERS
+  while len(cells) > 2 and _is_empty(cells[-1]):  # a row with fewer choices
+    cells.pop()
   if None in cells:
     raise KeyError(names[cells.index(None)])
   if len(names) == 1:
-    cells = _parsed(cells[0])
+    cells = _listed(cells[0])
     if isinstance(cells, dict) and "text" not in cells and "label" not in cells:
       # {"A": "red", "B": "green"}, with None for the letters of other rows.
-      labels = [name for name, x in cells.items() if x is not None]
+      labels = [name for name, x in cells.items() if not _is_empty(x)]
       cells = [cells[name] for name in labels]
     elif isinstance(cells, dict):
       labels, cells = cells["label"], cells["text"]
     elif isinstance(cells, list) and all(isinstance(x, dict) for x in cells):
       # [{"key": "A", "value": "red"}], or with label and text.
-      labels = [x.get("label", x.get("key", "")) for x in cells]
-      cells = [x.get("text", x.get("value")) for x in cells]
+      labels = [_first(x, _LABELS, "") for x in cells]
+      cells = [_first(x, _CHOICES) for x in cells]
   if not isinstance(cells, list):
     raise Unclear(f"the column {names[0]!r} has no list of choices")
   if len(cells) > len(_LETTERS):
     raise Unclear(f"there are more than {len(_LETTERS)} choices")
-  return [text(x).upper() for x in labels[: len(cells)]], [*map(text, cells)]
+  labels = [text(x).upper() for x in labels[: len(cells)]]
+  texts = [text(x) for x in cells]
+  # AQuA writes the labels into the texts: ["A)21", "B)22"].
+  found = [_LABELLED.fullmatch(x) for x in texts]
+  if [x and x[1].upper() for x in found] == labels:
+    texts = [x[2] for x in found if x]
+  return labels, texts
+
+
+def _first(found: dict, names: Sequence[str], otherwise: Any = None) -> Any:
+  """The value of the first of some keys."""
+  return next((found[x] for x in names if x in found), otherwise)
 
 
 def level(cell) -> int:
@@ -446,11 +574,21 @@ def last_box(solution: str) -> str | None:
   return None if content is None else content.strip()
 
 
+# What NuminaMath and tables of pandas write where there is no short answer.
+_NO_ANSWERS = "proof", "notfound", "not found", "n/a", "nan", "null"
+
+
 def math_answer(field: Field) -> Field:
   """Reads the text after '####', the last box, or else the whole cell."""
 
   def read(row):
-    cell = text(field(row))
+    found = field(row)
+    listed = _parsed(found)  # Skywork-OR1: '["2"]'; '[0, 1]' is an interval
+    if isinstance(listed, list) and len(listed) == 1:
+      found = listed[0] if isinstance(listed[0], str) else found
+    cell = text(found)
+    if cell.lower() in _NO_ANSWERS:
+      raise Unclear(f"the reference answer is {cell!r}, which is none")
     if "####" in cell:
       return cell.rpartition("####")[2]
     return last_box(cell) or cell

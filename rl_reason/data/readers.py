@@ -27,7 +27,10 @@ from rl_reason.base.errors import one_line
 
 Numbered = Iterator[tuple[int, dict | None]]  # None: the row is no object
 # Keys under which a JSON object may have its rows, besides the names of splits.
-LISTS = ("data", "rows", "examples", "instances", "samples")
+LISTS = (
+    *("data", "rows", "examples", "instances", "samples", "problems"),
+    *("questions", "items", "records", "entries"),
+)
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 BATCH = 256  # rows that are Python objects at a time
 
@@ -47,7 +50,10 @@ def _zstandard(path: pathlib.Path) -> IO[bytes]:
 
 def _members(path: pathlib.Path) -> list[str]:
   with zipfile.ZipFile(path) as archive:
-    return [x for x in archive.namelist() if not x.startswith("__MACOSX/")]
+    names = [x for x in archive.namelist() if not x.startswith("__MACOSX/")]
+  # A file with rows may have a license beside it.
+  rows = [x for x in names if pathlib.Path(x).suffix.lower() in READERS]
+  return rows if rows else [x for x in names if not x.endswith("/")]
 
 
 def _zip(path: pathlib.Path) -> IO[bytes]:
@@ -141,6 +147,8 @@ def json_rows(
     elif len(values) == 1 and isinstance(values[0], list):
       [values] = values
     for number, row in enumerate(values, 1):
+      if _are_turns(row):  # Open-Reasoner-Zero writes a row as its turns
+        row = dict(messages=row)
       row = row if isinstance(row, dict) else None
       if row and row.keys() >= {"row_idx", "row"}:  # the hub's dataset viewer
         row = row["row"]
@@ -199,6 +207,9 @@ def _list_of(path, value: dict[str, Any], split: str, strict: bool) -> list:
   named = [name for name in lists if name in (*LISTS, *SPLITS)]
   if split in lists:
     return value[split]
+  inner = [x for x in LISTS if isinstance(value.get(x), dict) and not lists]
+  if len(inner) == 1 and any(map(_are_rows, value[inner[0]].values())):
+    return _list_of(path, value[inner[0]], split, strict)
   if strict:
     raise DataError(
         f"{path}: has no list of rows {split!r}; its keys are"
@@ -277,7 +288,10 @@ def _csv(path) -> Numbered:
     lines = itertools.chain([first], text)
     usual = "\t" if suffix(path) == ".tsv" else ","
     delimiter = named[1] if named else _delimiter(first, usual)
-    rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    spaced = first.count(delimiter) == first.count(f"{delimiter} ")
+    rows = csv.DictReader(
+        lines, delimiter=delimiter, strict=True, skipinitialspace=spaced
+    )
     header = [x.strip() for x in rows.fieldnames or ()]
     if len(set(header)) < len(header):
       raise ValueError("the header has the same column twice")
@@ -321,7 +335,7 @@ def _shortest(cell: Any, kind) -> Any:
   if types.is_struct(kind):
     return {x.name: _shortest(cell[x.name], x.type) for x in kind}
   if types.is_map(kind):
-    return [(key, _shortest(x, kind.item_type)) for key, x in cell]
+    return {key: _shortest(x, kind.item_type) for key, x in cell.items()}
   if types.is_dictionary(kind):
     return _shortest(cell, kind.value_type)
   if isinstance(cell, list):
@@ -329,12 +343,28 @@ def _shortest(cell: Any, kind) -> Any:
   return cell
 
 
+def _microseconds(kind):
+  """The type of times or durations, in microseconds."""
+  import pyarrow
+
+  if pyarrow.types.is_duration(kind):
+    return pyarrow.duration("us")
+  return pyarrow.timestamp("us", kind.tz)
+
+
 def _python_rows(schema, batches) -> Iterator[dict]:
   """The rows of Arrow batches, few at a time."""
   narrow = {x.name: x.type for x in schema if "float" in str(x.type)}
   for batch in batches:
+    # Python's times have no nanoseconds.
+    for n, x in enumerate(batch.schema):
+      for name in "timestamp", "duration":
+        if str(x.type).startswith(f"{name}[ns"):
+          cells = batch[n].cast(_microseconds(x.type), safe=False)
+          batch = batch.set_column(n, x.name, cells)
     for first in range(0, batch.num_rows, BATCH):
-      for row in batch.slice(first, BATCH).to_pylist():
+      part = batch.slice(first, BATCH)
+      for row in part.to_pylist(maps_as_pydicts="lossy"):
         short = {name: _shortest(row[name], x) for name, x in narrow.items()}
         yield row | short
 
@@ -384,6 +414,49 @@ READERS = {
 }
 
 
+# Formats that are not read, and what to do with them.
+OTHER = {
+    **dict.fromkeys(
+        (".tar", ".tgz", ".tbz", ".txz", ".7z", ".rar"),
+        "is an archive: unpack it, and name its directory; a file ",
+    ),
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".ods"), "is a spreadsheet: save it as CSV; a file "
+    ),
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".pt", ".npy", ".npz"),
+        "may run code when it is read: write its rows as Parquet; a file ",
+    ),
+}
+MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ\0": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+    b"PAR1": ".parquet",
+    b"ARROW1": ".arrow",
+}
+
+
+def _misnamed(path: pathlib.Path) -> str:
+  """Why the suffix of a file contradicts its first bytes, or ''."""
+  if suffix(path) == ".tar" and path.suffix.lower() in COMPRESSED:
+    return "is an archive: unpack it, and name its directory"
+  with path.open("rb") as file:
+    start = file.read(8)
+  named = path.suffix.lower()
+  found = next((x for magic, x in MAGIC.items() if start.startswith(magic)), "")
+  if named == found or (named, found) == (".feather", ".arrow"):
+    return ""
+  if found and named in READERS:
+    new = path.with_suffix(found) if found in READERS else f"{path}{found}"
+    return f"its contents are those of a {found} file: rename it to {new}"
+  if named in COMPRESSED and start.lstrip()[:1] in (b"{", b"["):
+    return f"is not compressed: rename it to {path.with_suffix('')}"
+  return ""
+
+
 def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
   """The rows of a file; see `json_rows` for the arguments.
 
@@ -393,10 +466,12 @@ def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
   reader, packed = READERS.get(suffix(path)), path.suffix.lower() in COMPRESSED
   if why := pointers.problem(path):
     raise DataError(f"{path}: {why}")
+  if why := _misnamed(path):
+    raise DataError(f"{path}: {why}")
   if reader is None:
     raise DataError(
-        f"{path}: must end in {', '.join(READERS)}; JSON and CSV also in"
-        f" {', '.join(COMPRESSED)}"
+        f"{path}: {OTHER.get(path.suffix.lower(), '')}must end in"
+        f" {', '.join(READERS)}; JSON and CSV also in {', '.join(COMPRESSED)}"
     )
   if packed and reader not in (json_rows, _csv):
     raise DataError(f"{path}: has compression of its own: unpack this file")
@@ -410,7 +485,8 @@ def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
     raise DataError(
         f"{path}: is not {e.encoding.upper()} (byte 0x{e.object[e.start]:02x}):"
         " convert it, as with iconv -f LATIN1 -t UTF-8 (WINDOWS-1252 for a"
-        " file of Excel); if it is damaged, fetch it again"
+        " file of Excel, GB18030 or SHIFT_JIS for Chinese or Japanese text); if"
+        " it is damaged, fetch it again"
     ) from None
   except Exception as e:  # every library has its own exceptions
     raise DataError(

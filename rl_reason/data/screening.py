@@ -73,6 +73,10 @@ INCORRECT = (
     "the verifier rejects the response, so that SFT does not imitate it and RL"
     " would punish it; data.kind = 'none' imitates all"
 )
+UNWANTED = (  # unpaired preferences, as of KTO
+    "its label says that the response is not wanted, and a completion is what"
+    " SFT imitates; write pairs with chosen and rejected to learn preferences"
+)
 FAILING = (
     "the program fails the tests of the row, so that SFT does not imitate it"
     " and RL would punish it; correct the program or the tests"
@@ -403,6 +407,9 @@ class Screen:
     needed = example.kind != verifiers.NONE
     if needed and not example.answer and not example.response:
       return Fault(NO_ANSWER, example.question)
+    label = example.columns.get("label")
+    if label is False and "completion" in example.columns:
+      return Fault(UNWANTED, example.response)
     rejected = _normalize(example.rejected)
     if rejected and rejected == _normalize(example.response):
       return Fault("both responses are the same", example.question)

@@ -197,7 +197,11 @@ def from_json(value: Any) -> Any:
     try:
       value = json.loads(value)
     except ValueError:
-      break
+      try:  # str() of an object, as pandas writes it into CSV
+        found = ast.literal_eval(value.strip())
+      except (ValueError, SyntaxError, RecursionError, MemoryError):
+        break
+      return found if isinstance(found, dict | list) else value
   return value
 
 
@@ -236,16 +240,43 @@ def _value(text: Any) -> Any:
     return text
 
 
-def _arguments(given: Any) -> list[Any]:
-  """The arguments of a call: a list, lines of JSON, or a value alone."""
-  if not isinstance(given, str):
-    return given if isinstance(given, list) else [given]
+def _arguments(given: Any) -> str:
+  """The arguments of a call, as source.
+
+  They are a list, an object of arguments by name, lines of JSON, Python as in
+  'nums = [1, 2], k = 3', or a value alone.
+  """
+  if isinstance(given, str):
+    try:
+      given = [json.loads(x) for x in given.split("\n") if x.strip()]
+    except ValueError:
+      return _literals(given)
+  if isinstance(given, dict) and all(map(str.isidentifier, given)):
+    return f"**{_loaded(given)}"
+  return f"*{_loaded(given if isinstance(given, list) else [given])}"
+
+
+def _loaded(value: Any) -> str:
+  """Source of a value of JSON."""
+  return f"json.loads({json.dumps(value)!r})"
+
+
+def _literals(given: str) -> str:
+  """Arguments that are written in Python, as source.
+
+  Raises:
+    Unreadable: they are no literals.
+  """
   try:
-    return [json.loads(x) for x in given.split("\n") if x.strip()]
-  except ValueError:
+    call = ast.parse(f"f({given.strip()})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    for value in (*call.args, *(x.value for x in call.keywords)):
+      ast.literal_eval(value)
+    return ast.unparse(call)[2:-1]
+  except (ValueError, SyntaxError, RecursionError, AssertionError):
     raise Unreadable(
         f"the input {given[:40]!r} of a call is neither a list of arguments nor"
-        " a JSON value in each line"
+        " a JSON value in each line, nor arguments in Python"
     ) from None
 
 
@@ -318,17 +349,17 @@ def _pairs(
   for given, wanted in zip(inputs, outputs, strict=True):
     # Where the input is text, so is the output.
     wanted = _value(wanted) if isinstance(given, str) else wanted
-    args, value = (
-        f"json.loads({json.dumps(x)!r})" for x in (_arguments(given), wanted)
-    )
-    lines.append(f"assert _one({method}(*{args}), {value})")
+    args, value = _arguments(given), _loaded(wanted)
+    lines.append(f"assert _one({method}({args}), {value})")
   prompt = _SCOPE.format(name=method)
   return Calls("\n".join(lines), (f"Solution().{method}",), prompt)
 
 
 def _list(items: list, name: str, fields: dict) -> Calls | Streams:
   """A list of asserts, of pairs, or of objects with an input and an output."""
-  items = [from_json(x) for x in items]
+  items = [_renamed(from_json(x)) for x in items]
+  if len(items) == 1 and isinstance(items[0], dict) and "input" not in items[0]:
+    return _object(fields | items[0], name)
   if items and all(isinstance(x, str) for x in items):
     setup = _setup(fields)
     return _python("\n".join([*setup, *items]), fields, name)
@@ -353,6 +384,26 @@ def _list(items: list, name: str, fields: dict) -> Calls | Streams:
   return _pairs(
       [x["input"] for x in items], [x["output"] for x in items], name, fields
   )
+
+
+_INPUTS = "stdin", "args", "inputs"
+_OUTPUTS = "stdout", "expected_output", "expected", "outputs"
+
+
+def _renamed(item: Any) -> Any:
+  """A test with the keys `input` and `output`, which others name otherwise."""
+  if not isinstance(item, dict):
+    return item
+  item = dict(item)
+  for name, others in ("input", _INPUTS), ("output", _OUTPUTS):
+    if len(found := [x for x in others if x in item]) == 1:
+      if not (found[0] in ("inputs", "outputs") and _is_list(item[found[0]])):
+        item.setdefault(name, item.pop(found[0]))
+  return item
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(from_json(value), list)
 
 
 def _setup(fields: dict) -> list[str]:
@@ -410,6 +461,7 @@ def read(value: Any, fields: dict, name: str = "") -> Calls | Streams:
     return _list(value, name, fields)
   if not isinstance(value, str) or not value.strip():
     raise Unreadable(f"it is {value!r}")
+  value = re.sub(r"\A\s*```\w*\n(.*)\n\s*```\s*\Z", r"\1", value, flags=re.S)
   return _python("\n".join([*_setup(fields), value]), fields, name)
 
 
