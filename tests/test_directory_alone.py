@@ -18,8 +18,8 @@ import tiny_data
 from checkpoints import bits, checkpoint, with_tokenizer
 
 from configs import grpo
-from rl_reason import environments, hf, run
-from rl_reason.base import config, errors
+from rl_reason import environments, hf, run, tasks
+from rl_reason.base import config, errors, functions
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing.checkpoint import Checkpoints
@@ -32,7 +32,9 @@ from rl_reason.checks import (
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
+from rl_reason.serve import filters
 from rl_reason.stages import evaluate, origin, trained
+from rl_reason.tasks import reward_terms
 
 ENGINE = named_code.ENGINE
 MINE = """
@@ -167,6 +169,62 @@ def test_the_file_of_the_whole_name_decides(place):
   for name in ("mine.gone", "my_code.gone", ".my_code", "a..b", "empty", ""):
     assert "there is no module" in named_code.why_foreign(name, place.run)
   assert not mark.exists() and not {"mine", "both", "runs"} & sys.modules.keys()
+
+
+def test_names_are_checked_as_they_are_read(place, monkeypatch):
+  """Whatever the spelling: `why_foreign` is asked about what is imported."""
+  (place.run / "config.json").write_text('{"rl.steps": 3}')
+  rule = {"name": "r", "weight": 1}
+  inner, outer = place.run / "inner.json", place.run / "outer.json"
+  inner.write_text(json.dumps([rule | {"function": "runs.a.payload:f"}]))
+  outer.write_text(json.dumps([rule | {"function": str(inner)}]))
+  loaded: list[str] = []
+  monkeypatch.setattr(functions, "load", loaded.append)
+  for text in ("runs.a.x=my_code:f", "my_code:f , a=b:c"):
+    with contextlib.suppress(ValueError):
+      filters.load(text)
+    assert {*loaded} <= {
+        *named_code.names_of_code({"serve.filter": text})["serve.filter"]
+    }
+    loaded.clear()
+  for path in (outer, inner):
+    inner.write_text(json.dumps([rule | {"function": str(path)}]))
+    with pytest.raises(ValueError, match="rules of a rule"):
+      reward_terms.find(str(path))
+  assert not loaded
+  for name in ("files", f"{tasks.GYM}:x"):
+    assert named_code.names_of_code({"environment.name": name})
+    assert not named_code.names_of_code({"task.name": name})
+  for text in ("judge='u'", "#\njudge='u'", "\U0001d4f3udge='u'"):
+    fields = {"reward.functions": f"length,constitution({text})*2"}
+    assert named_code.fields_with_code(fields), text
+
+
+def test_a_library_and_a_folder_of_runs_have_no_code_of_the_user(place):
+  """Installed by --target; a folder above the folder of the runs."""
+  for name in ("lib", "lib.lib-1.dist-info", "all/a/x"):
+    (place.here / name.replace("lib.", "lib/")).mkdir(parents=True)
+  for name in ("lib/tool.py", "lib/mine.py", "all/payload.py"):
+    (place.here / name).write_text("")
+  record = place.here / "lib/lib-1.dist-info/RECORD"
+  record.write_text("other.py,,\ntool.py,sha256=1,2\n")
+  sys.path.append(str(place.here / "lib"))
+  run = place.here / "all/a/x"
+  assert "is a library" in named_code.why_foreign("tool:f", run)
+  assert not named_code.why_foreign("mine:f", run)
+  assert "the folder of" in named_code.why_foreign("all.payload:f", run)
+  assert not named_code.why_foreign("all.payload:f", place.run)
+
+
+def test_only_the_user_names_a_repository_to_push_to(place):
+  flat = save(place.run) | {"export.push_to": "owner/name"}
+  (place.run / "config.json").write_text(json.dumps(flat))
+  c, [line] = saved_config.read(place.run, "export", {})
+  assert not c.export.push_to and "--config.export.push_to=owner/name" in line
+  c, lines = saved_config.read(
+      place.run, "export", {"export.push_to": "owner/name"}
+  )
+  assert c.export.push_to == "owner/name" and not lines
 
 
 def test_no_field_runs_code_of_a_stranger(place):

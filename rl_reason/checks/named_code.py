@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import pkgutil
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -24,8 +23,9 @@ from rl_reason.tasks import constitutions, given, reward_terms
 
 OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
-# Lists of names, separated by commas; a name may follow a key, as in math=m:f.
+# Lists of names, separated by commas.
 LISTS = ("log.loggers", "serve.filter", "data.kind", "data.template")
+KEYED = ("data.kind", "data.template")  # a name may follow a key: math=m:f
 # Arguments of `rollout.vllm`, which are objects, or modules that are one.
 ENGINE = ("rollout.engine.args.transfer", "rollout.engine.args.held")
 
@@ -45,7 +45,8 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     out[f"{known.field}.name"] = [str(fields.get(f"{known.field}.name", ""))]
   for name in LISTS:
     items = str(fields.get(name, "")).split(",")
-    out[name] = [x.rpartition("=")[2].strip() for x in items]
+    items = [x.rpartition("=")[2] if name in KEYED else x for x in items]
+    out[name] = [x.strip() for x in items]
   out["reward.functions"] = [
       function
       for part in reward_terms.parts(str(fields.get("reward.functions", "")))
@@ -59,9 +60,11 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
       ("evaluate.tasks", [x.partition("(")[0].strip() for x in of_tasks]),
       ("environment.name", [str(fields.get("environment.name", ""))]),
   ):
-    own = (*OWN, *tasks.NAMES, tasks.FILES)
-    gym = f"{tasks.GYM}:"
-    out[name] = [x for x in found if x not in own and not x.startswith(gym)]
+    own, is_task = (*OWN, *tasks.NAMES), name != "environment.name"
+    # Modules of these names are environments.
+    gym = [x for x in found if is_task and x.startswith(f"{tasks.GYM}:")]
+    own = (*own, *gym, *[tasks.FILES] * is_task)
+    out[name] = [x for x in found if x not in own]
   for phase in fields.get("phases") or ():
     with contextlib.suppress(ValueError):  # refused where it is parsed
       changed = phase_plan.parse([phase])[0].fields
@@ -83,7 +86,10 @@ def functions_of_term(text: str) -> list[str]:
 
 def asks_a_judge(terms: str) -> bool:
   """Whether a constitution among the terms sends responses to a server."""
-  return bool(re.search(r"[(,]\s*judge\s*=", terms))
+  # All its arguments belong to a judge; Python reads a name in many spellings.
+  return any(
+      constitutions.of_term(x) and "(" in x for x in reward_terms.parts(terms)
+  )
 
 
 def functions_of_rules(path: pathlib.Path) -> list[str]:
@@ -132,20 +138,22 @@ def why_foreign(name: str, workdir: pathlib.Path) -> str:
   if found and (top in sys.stdlib_module_names or top == "rl_reason"):
     return f"{top} belongs to Python or to rl_reason"
   standard = pathlib.Path(sysconfig.get_path("stdlib")).resolve()
+  package = pathlib.Path(__file__).resolve().parents[1]
   places = [x.file for x in found if x.file]
   # Where the search ends; elsewhere such directories run nothing.
   for place in [*places, *(x for one in found[-1:] for x in one.directories)]:
     real = place.resolve()
-    if LIBRARIES & {*place.parts, *real.parts}:
+    if LIBRARIES & {*place.parts, *real.parts} or _is_installed(place):
       return f"{top} is a library"
-    if real.is_relative_to(standard):
+    if real.is_relative_to(standard) or real.is_relative_to(package):
       return f"{top} belongs to Python or to rl_reason"
     if run := _work_directory(place, workdir):
       return f"{place} lies in the work directory {run}"
-  folder = workdir.resolve().parent
-  # The folder of the runs may be a stranger's as a whole.
-  if folder in (x.resolve() for one in found for x in one.directories):
-    return f"{module} lies in {folder}, the folder of the work directory"
+  # A folder of runs, or of such folders, may be a stranger's as a whole.
+  around = {*workdir.absolute().parents, *workdir.resolve().parents}
+  for folder in (x for one in found for x in one.directories):
+    if {folder, folder.resolve()} & around:
+      return f"{module} lies in {folder}, the folder of the work directory"
   if len(found) < module.count(".") + 1 or not found[-1].file:
     return f"there is no module {module} in {pathlib.Path.cwd()} or PYTHONPATH"
   return ""
@@ -203,6 +211,21 @@ def _spec(
   namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
   namespace.submodule_search_locations = portions
   return namespace
+
+
+def _is_installed(place: pathlib.Path) -> bool:
+  """Whether pip has installed a file, perhaps by --target=DIRECTORY."""
+  for parent in [*place.parents][:_DEPTH]:
+    name = f"{place.relative_to(parent).as_posix()},"
+    for record in parent.glob("*.dist-info/RECORD"):
+      with contextlib.suppress(OSError, ValueError):
+        lines = record.read_text(encoding="utf-8").splitlines()
+        if any(x.startswith(name) for x in lines):
+          return True
+  return False
+
+
+_DEPTH = 8  # of packages in packages
 
 
 def _work_directory(

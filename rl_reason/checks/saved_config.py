@@ -115,7 +115,20 @@ def read(
   called = {"export": "critic.head.name", "serve": "serve.filter"}.get(stage)
   if called and called not in given:
     _require(config, called)
+  if stage == "export" and "export.push_to" not in given:
+    return config, _not_pushed(config, saved)
   return config, []
+
+
+def _not_pushed(config, saved: pathlib.Path) -> list[str]:
+  """Leaves export.push_to out: a stranger's would write with the user's key."""
+  if not (name := config.export.push_to):
+    return []
+  config.export.push_to = ""
+  return [
+      f"warning: export.push_to = {name!r} of {saved}: nothing is pushed; to"
+      f" push, add --config.export.push_to={name}"
+  ]
 
 
 def recorded(workdir: pathlib.Path) -> ml_collections.ConfigDict:

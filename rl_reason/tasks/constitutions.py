@@ -183,6 +183,8 @@ def _part(
         question, prompt, response.text
     )
   if kind == "function":
+    if of_term(rule["function"]):  # before it is read: it may name code
+      raise ValueError(f"{rule['function']}: rules of a rule")
     found = find(rule["function"])
     if found.form != "response":
       raise ValueError(f"{found.name}: a rule needs (response, row)")
