@@ -174,6 +174,8 @@ def train(
     raise ConfigError(
         f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
     )
+  if workdir is not None and (why := run_directory.why_no_name(str(workdir))):
+    raise ConfigError(f"workdir = {str(workdir)!r}: {why}")
   path = pathlib.Path(workdir or _new_directory()).expanduser()
   usual = config_files.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []

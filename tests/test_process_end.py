@@ -116,6 +116,27 @@ def test_a_caller_that_catches_the_end_goes_on(tmp_path):
   assert not ended.stderr
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import atexit, os\natexit.register(os._exit, 0)",
+        "import sys\nsys.exit = lambda *_: None",
+        "import sys\nsys.excepthook = print",
+    ],
+)
+def test_the_exit_code_is_of_the_command(tmp_path, text):
+  ended = command(tmp_path, f"{text}\ndef work():\n  1 / 0")
+  assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+
+
+def test_an_import_may_raise_anything(tmp_path):
+  text = "class Panic(BaseException): pass\nraise Panic('at line 3')"
+  ended = command(tmp_path, text)
+  assert ended.returncode == 2
+  assert "Panic: at line 3 (mine.py:2)" in ended.stderr
+  assert "Traceback" not in ended.stderr
+
+
 LOOP = "import threading, time\ndef loop():\n  while True: time.sleep(0.01)\n"
 
 

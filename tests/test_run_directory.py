@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,41 @@ def checkout(monkeypatch):
 
 # --- names -------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        (" \t", "is empty"),
+        ("s3://bucket/run", "is an address"),
+        ("file:///tmp/run", "is an address"),
+        ("runs/${NAME}", "not replaced ${NAME}"),
+        ("$RUN/a", "not replaced $RUN"),
+        ("--config=dapo", "is a flag"),
+        ("runs/a\nb", "end of line"),
+        ("runs/a b, (1)$-x:y\u3000", ""),
+        ("-", ""),
+    ],
+)
+def test_what_is_no_name_of_a_work_directory(text, words):
+  why = run_directory.why_no_name(text)
+  assert words in why and bool(words) == bool(why)
+
+
+def test_no_run_begins_in_a_place_of_others(tmp_path, monkeypatch):
+  """What is left of '$RUNS/', '$HOME/$NAME' and 'runs/$NAME'."""
+  c = checked.checked(DAPO, {})[0]
+  monkeypatch.setenv("HOME", str(tmp_path))
+  with pytest.raises(errors.ConfigError, match="= /: is the root"):
+    run_directory.check(pathlib.Path("/"), c)
+  with pytest.raises(errors.ConfigError, match="is the home directory"):
+    run_directory.check(tmp_path, c)
+  (tmp_path / "runs/a").mkdir(parents=True)
+  (tmp_path / "runs/a/metrics.jsonl").touch()
+  run_directory.check(tmp_path / "runs", c)  # it may be of another program
+  (tmp_path / "runs/a/config.json").touch()
+  with pytest.raises(errors.ConfigError, match=r"of other runs \(a\)"):
+    run_directory.check(tmp_path / "runs", c)
 
 def test_names_are_those_of_the_changed_fields():
   assert name_of("dapo") == name_of(DAPO) == "dapo"

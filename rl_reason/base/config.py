@@ -87,7 +87,7 @@ def similar(name: str, known: Iterable[str]) -> list[str]:
   return sorted(near, key=lambda x: x.partition(".")[0] not in _FIRST)
 
 
-def no_such_section(e: Exception) -> str:
+def no_such_section(e: BaseException) -> str:
   """What has become of a section that a file reads in vain; '' if unknown.
 
   Args:

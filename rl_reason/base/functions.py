@@ -259,11 +259,11 @@ def load(path: str) -> Any:
   try:
     found = importlib.import_module(module)
     own_code.refuse_hidden(module, getattr(found, "__file__", None))
-  except ConfigError as e:
-    raise ConfigError(f"{path!r}: {e}") from None
+  except KeyboardInterrupt:
+    raise
   except SystemExit as e:
     raise RunError(f"{path!r}: {own_code.ended(e)}") from None
-  except Exception as e:  # the user's module may raise anything
+  except BaseException as e:  # the user's module may raise anything
     problem = own_code.not_imported(module, e)
     raise ConfigError(f"{path!r}: {problem}") from None
   if mark and not hasattr(found, name):

@@ -95,8 +95,10 @@ def _place(file: str, line: int) -> str:
   return f"{shown}:{line}"
 
 
-def not_imported(module: str, e: Exception) -> str:
+def not_imported(module: str, e: BaseException) -> str:
   """Why a module of the user cannot be imported."""
+  if isinstance(e, ConfigError):
+    return str(e)
   here = pathlib.Path.cwd()
   if module.endswith(".py") or "/" in module:
     plain = module.removesuffix(".py").strip("./").replace("/", ".")

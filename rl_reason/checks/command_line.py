@@ -164,11 +164,8 @@ def prepare(
   Raises:
     ConfigError: there is no config, besides the faults so far.
   """
-  if workdir is not None and not workdir.strip():
-    faults.add([
-        f"--workdir = {workdir!r}: is empty, perhaps an unset variable of the"
-        " shell: name a directory, or leave --workdir out"
-    ])
+  if workdir is not None and (why := run_directory.why_no_name(workdir)):
+    faults.add([f"--workdir = {workdir!r}: {why}"])
     faults.end()
   workdir = workdir and config_lib.home(workdir)
   if path is None and workdir and stage == "report":

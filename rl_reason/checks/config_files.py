@@ -77,7 +77,9 @@ def read(path: str) -> ml_collections.ConfigDict:
         f"{text} {own_code.raised(e)}: {pathlib.Path.cwd()} has no such folder:"
         f" the presets are installed as rl_reason.configs: {EXAMPLE}"
     ) from None
-  except Exception as e:  # the file may raise anything
+  except KeyboardInterrupt:
+    raise
+  except BaseException as e:  # the file may raise anything
     why = no_such_section(e) or own_code.explained(e)
     raise ConfigError(f"{text} {why}") from None
 

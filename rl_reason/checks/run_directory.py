@@ -123,6 +123,49 @@ def _paths(
   return out
 
 
+def why_no_name(text: str) -> str:
+  """Why a text is hardly meant as a work directory; '' if it may be."""
+  if not text.strip():
+    return (
+        "is empty, perhaps an unset variable of the shell: name a directory, or"
+        " leave --workdir out"
+    )
+  if re.match(r"[A-Za-z][\w+.-]+://", text):
+    return (
+        "is an address: name a directory of this machine, which may be a"
+        " mounted one"
+    )
+  if found := re.search(r"\$(\w+|\{\w+\})", text):
+    return f"the shell has not replaced {found[0]}: use double quotes, or none"
+  if text[:2] == "--":
+    return "is a flag: --workdir has no value"
+  if re.search(r"[\x00-\x1f\x7f]", text):
+    return "has characters such as an end of line: name a directory without"
+  return ""
+
+
+def _why_no_place(workdir: pathlib.Path) -> str:
+  """Why a directory without a run takes none; '' if it may.
+
+  A variable of the shell that is not set leaves '/', the home directory, or the
+  folder of all runs.
+  """
+  try:
+    runs = [x.parent.name for x in workdir.glob("*/metrics.jsonl")]
+    runs = [x for x in runs if (workdir / x / "config.json").is_file()]
+    place, home = workdir.resolve(), pathlib.Path.home().resolve()
+  except (OSError, RuntimeError):  # said where it is created
+    return ""
+  of_others = {
+      "the root of the file system": place == place.parent,
+      "the home directory": place == home,
+      f"the folder of other runs ({', '.join(runs[:3])})": bool(runs),
+  }
+  what = next((x for x, is_it in of_others.items() if is_it), "")
+  hint = "perhaps a variable of the shell is not set: name a directory of its"
+  return what and f"is {what}; {hint} own for the run"
+
+
 def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
   """Checks that a work directory holds no run, or one with the same numbers.
 
@@ -141,6 +184,8 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
         f"--workdir = {workdir}: is a file; name a directory, which may be new"
     )
   if not saved.exists():
+    if why := _why_no_place(workdir):
+      raise errors.ConfigError(f"--workdir = {workdir}: {why}")
     return
   old, new = config_lib.load(saved), config_lib.flat(config)
   for name in resume_rules.MOVABLE:

@@ -5,13 +5,14 @@ never end, which Python waits for at its own end.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from rl_reason.base import own_code
@@ -56,11 +57,23 @@ def leave(code: int) -> NoReturn:
   The process goes on where `SystemExit` is caught, as in a notebook.
   """
   ends = threading.Event()
+
+  def begins():
+    # A function of atexit may end the process: its status is still ours.
+    os._exit = functools.partial(_end_as, os._exit, os.getpid(), code)
+    ends.set()
+
   # What is registered last is called first, before the interpreter waits for
   # thread pools. The module atexit is too late: it comes after all threads.
-  threading._register_atexit(ends.set)
+  threading._register_atexit(begins)
   threading.Thread(target=_insist, args=(code, ends), daemon=True).start()
-  sys.exit(code)
+  raise SystemExit(code)  # code of the user may have replaced sys.exit
+
+
+def _end_as(
+    end: Callable[[int], NoReturn], process: int, code: int, status: int
+) -> NoReturn:
+  end(code if os.getpid() == process else status)
 
 
 def _insist(code: int, ends: threading.Event) -> None:
