@@ -35,10 +35,6 @@ from rl_reason.checks import (
 from rl_reason.monitoring import display, output_guard, process_end
 
 STAGES = (*run.STAGES, "report")
-# Stages that read --step.
-OF_A_STEP = ("evaluate", "export", "generate", "serve", "replay")
-
-
 FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -144,16 +140,7 @@ def _prepare(argv):
       faults,
       trace=not _DISTRIBUTED.value,
   )
-  for flag in (_COORDINATOR, _PROCESSES, _PROCESS):
-    if flag.value is not None and not _DISTRIBUTED.value:
-      faults.add([f"--{flag.name} = {flag.value}: needs --distributed"])
-  if FLAGS["step"].present and _STAGE.value not in OF_A_STEP:
-    text = (
-        f"--step = {_STEP.value}: is for --stage={', '.join(OF_A_STEP)}; to"
-        " train from an earlier policy, export it (--stage=export --step=N)"
-        " and name WORKDIR/export/policy in model.path, with another --workdir"
-    )
-    faults.add([text])
+  faults.add(command_line.unread(FLAGS))
   if check := run.CHECKS.get(_STAGE.value):
     with faults.caught():
       pkgutil.resolve_name(check)(config)

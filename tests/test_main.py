@@ -21,6 +21,7 @@ from rl_reason import main, run
 from rl_reason.base import config, errors, functions
 from rl_reason.checks import installation, named_code, presets, usage
 from rl_reason.devices import compilation_cache
+from rl_reason.lab import size
 from rl_reason.monitoring import stop_signals
 
 DAPO = "--config=configs/dapo.py"
@@ -32,7 +33,7 @@ def prepared(*flags):
   try:
     return main._prepare(["main", *flags])
   finally:
-    for name in ("config", "workdir", "stage", "step"):
+    for name in ("config", "workdir", "stage", "step", "memory", "devices"):
       main.FLAGS[name].value = saved[name]
 
 
@@ -276,6 +277,19 @@ def test_step_is_refused_by_stages_that_do_not_read_it(tmp_path):
     prepared(DAPO, f"--workdir={tmp_path}", "--step=20")
 
 
+@pytest.mark.parametrize("flag", ["--devices=8", "--memory=80", "--devices=-1"])
+def test_flags_of_size_are_refused_by_other_stages(flag, tmp_path):
+  with pytest.raises(errors.ConfigError, match="is for --stage=size") as e:
+    prepared(DAPO, f"--workdir={tmp_path}", flag)
+  assert flag.partition("=")[0] in str(e.value)
+
+
+@pytest.mark.parametrize("memory", [0.0, -5.0, float("nan"), float("inf")])
+def test_the_memory_of_a_device_is_a_size(memory):
+  with pytest.raises(errors.ConfigError, match="a positive number of GiB"):
+    size.run(None, None, memory, 0)
+
+
 def test_several_policies_of_one_evaluation(tmp_path, monkeypatch, capsys):
   """Runs and models; all with the noise of the first, which is said."""
   monkeypatch.chdir(tmp_path)
@@ -397,8 +411,10 @@ def test_ctrl_c_before_the_stages_is_one_line(monkeypatch, capsys):
         ),
         ("gpu", ["JAX is installed without gpu", "JAX_PLATFORMS=cpu"]),
         ("tpu", ["JAX is installed without tpu", "pip install -e '.[tpu]'"]),
-        ("cpuu", ["there is no platform cpuu; did you mean cpu?"]),
-        ("nvidia", ["there is no platform nvidia"]),
+        ("cpuu", ["there is no platform 'cpuu' (did you mean cpu?)."]),
+        ("nvidia", ["there is no platform 'nvidia'"]),
+        ("CPU", ["there is no platform 'CPU' (did you mean cpu?)."]),
+        ("cpu, tpu", ["there is no platform ' tpu' (did you mean tpu?)."]),
         ("rocm", ["no device of rocm answers (JAX: no such"]),
         ("", ["JAX cannot start (JAX: no such"]),
     ],

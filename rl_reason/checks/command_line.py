@@ -33,6 +33,9 @@ from rl_reason.checks import (
 from rl_reason.checks.rules import Faults
 from rl_reason.configs import base
 
+# Stages that read --step.
+OF_A_STEP = ("evaluate", "export", "generate", "serve", "replay")
+
 
 def parse(
     argv: list[str], known: flags.FlagValues
@@ -65,6 +68,32 @@ def parse(
     if not (_wants_value(before) and word[:1] != "-"):
       faults.add([_not_understood(word, known)])
   return given, faults
+
+
+def unread(known: flags.FlagValues) -> list[str]:
+  """Lines for the flags that this command does not read."""
+  stage, lines = known["stage"].value, []
+  given = [x for x in known if known[x].value != known[x].default]
+  if not known["distributed"].value:
+    lines += [
+        f"--{x} = {known[x].value}: needs --distributed"
+        for x in ("coordinator", "processes", "process")
+        if x in given
+    ]
+  if known["step"].present and stage not in OF_A_STEP:
+    lines.append(
+        f"--step = {known['step'].value}: is for --stage={', '.join(OF_A_STEP)}"
+        "; to train from an earlier policy, export it (--stage=export --step=N)"
+        " and name WORKDIR/export/policy in model.path, with another --workdir"
+    )
+  if stage != "size":
+    lines += [
+        f"--{x} = {known[x].value}: is for --stage=size; a run takes the"
+        " devices that are there, and mesh.* says how"
+        for x in ("memory", "devices")
+        if x in given
+    ]
+  return lines
 
 
 def _explained(e: flags.Error) -> str:

@@ -98,11 +98,12 @@ def _why_no_devices(e: Exception) -> str:
   if not asked:
     return f"JAX cannot start{said}: JAX_PLATFORMS=cpu takes the processor"
   remedies = []
-  for name in [x.strip() for x in asked.lower().split(",") if x.strip()]:
+  for whole in filter(str.strip, asked.split(",")):
+    name = whole.strip().lower()
     near = difflib.get_close_matches(name, _PLATFORMS, 1)
-    if name not in _PLATFORMS:
-      hint = f"; did you mean {near[0]}?" if near else ""
-      remedies.append(f"there is no platform {name}{hint}")
+    if whole not in _PLATFORMS:
+      hint = f" (did you mean {near[0]}?)" if near else ""
+      remedies.append(f"there is no platform {whole!r}{hint}")
     elif name in _EXTRAS and not _installed(_PLUGINS[name]):
       remedies.append(
           f"JAX is installed without {name}: pip install -e"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -38,8 +39,11 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
       -1: the smallest number of devices of `memory` GiB on which the run fits.
 
   Raises:
-    ConfigError: there is no such model, or the mesh does not fit.
+    ConfigError: there is no such model, the mesh does not fit, or `memory` is
+      no size.
   """
+  if memory is not None and not 0 < memory < math.inf:  # or NaN
+    raise ConfigError(f"--memory = {memory}: must be a positive number of GiB")
   cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
   limit = int(memory * GIB) if memory else device_bytes()
