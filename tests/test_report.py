@@ -683,8 +683,9 @@ def test_damaged_files_are_named_and_left_out(tmp_path):
   for name in names:
     path = folder / name
     before = path.read_bytes() if path.exists() else None
-    for what, damage in DAMAGES.items():
-      path.write_bytes(damage)
+    for what, damage in (DAMAGES | {"directory": None}).items():
+      path.unlink(missing_ok=True)
+      path.mkdir() if damage is None else path.write_bytes(damage)
       said = []
       try:
         page.write(folder, said.append)
@@ -696,7 +697,7 @@ def test_damaged_files_are_named_and_left_out(tmp_path):
       assert all(str(path) in x and "\n" not in x for x in said), (name, what)
       named[name] += bool(said)
       page_data(folder / "report.html")
-    path.unlink()
+    path.rmdir()
     if before is not None:
       path.write_bytes(before)
   assert all(x > 3 for x in named.values()), named

@@ -13,7 +13,7 @@ from rl_reason.base.errors import RunError, one_line
 # What the reader of a damaged file raises, of the types of its values, too.
 WRONG = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
-    *(RecursionError, AssertionError),
+    *(RecursionError, AssertionError, IsADirectoryError, PermissionError),
 )
 
 
@@ -83,7 +83,8 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
   if not path.exists():
     return []
   rows = []
-  lines = path.read_text(errors="replace").split("\n")[:-1]
+  with damage_named(path):
+    lines = path.read_text(errors="replace").split("\n")[:-1]
   for at, line in enumerate(lines, 1):
     try:
       rows.append(parse(line))

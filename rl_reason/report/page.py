@@ -129,7 +129,7 @@ def _data(workdir: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
   config = part(_config, {}, workdir / "config.json")
   axes, charts = charts_of(lines)
   more_axes, more_charts = part(calibration.charts, ({}, []), workdir)
-  found = groups.index(samples)
+  found = of_samples(groups.index, {})
   pairs, pairs_note = of_samples(groups.pairs, ([], ""), found, PAIRS_BYTES)
   rejected, all_rejected = of_samples(groups.doubtful, ([], 0), DOUBTFUL_BYTES)
   shown, groups_note = of_samples(groups.groups, ([], ""), found, GROUPS_BYTES)
