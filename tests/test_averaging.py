@@ -15,7 +15,7 @@ from rl_reason.base.fields import FIELDS
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.lab import generate
-from rl_reason.stages import export, trained
+from rl_reason.stages import card_fields, export, trained
 
 
 def test_weights_by_hand():
@@ -178,3 +178,21 @@ def test_a_card_publishes_nothing_private(tmp_path, monkeypatch):
       "# dapo, step 4",
   ):
     assert words in card, words
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"data.train": "clients/acme"}, "clients/acme"),  # of the hub
+        ({"data.train": "clients/acme", "content.data.train": "1"}, None),
+        ({"data.train": "clients/acme.jsonl"}, None),
+        ({"data.evaluate": "a/b.parquet*2"}, "a local path*2"),
+        ({"tokenizer": "models/own", "content.tokenizer": "1"}, None),
+        ({"model.path": "me/model", "content.model.path": "1"}, "me/model"),
+        ({"model.path": "models/q4.GGUF"}, None),
+    ],
+)
+def test_a_card_names_no_path_that_is_gone(fields, want):
+  """The names of local files have the form of ids of the hub."""
+  [value] = card_fields.published(fields).values()
+  assert json.loads(value) == (want or card_fields.LOCAL)

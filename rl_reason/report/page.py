@@ -194,7 +194,9 @@ def _doubtful_note(shown: int, total: int) -> str:
 
 def doubtful_summary(workdir: pathlib.Path) -> list[str]:
   """One line on rejected responses that may be correct; [] without any."""
-  _, total = groups.doubtful(workdir / "samples.jsonl", 0)
+  samples = workdir / "samples.jsonl"
+  with json_files.damage_named(samples):
+    _, total = groups.doubtful(samples, 0)
   if not total:
     return []
   return [

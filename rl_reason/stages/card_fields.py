@@ -38,6 +38,11 @@ _SOURCES = (
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(:\w+)?")
 # Names with weights or difficulties; a path has a slash.
 _PLAIN = re.compile(r"[\w.:,+*()-]*")
+# Of files of this machine, which have the form of ids of the hub.
+_FILES = {
+    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".gguf"),
+    *(".gz", ".bz2", ".xz", ".zst", ".zip", ".ndjson", ".py"),
+}
 _CODE = re.compile(r"[\w.]*(:[\w.]*)?")
 
 
@@ -55,7 +60,10 @@ def published(fields: Mapping[str, Any]) -> dict[str, str]:
     if name == "reward.functions":
       value = ",".join(map(_term, reward_terms.parts(value)))
     elif name in _SOURCES:
-      value = sources(value)
+      # The run has hashed local files, which may be gone by now. It has hashed
+      # the weights of a model of the hub, too.
+      hashed = fields.get(f"content.{name}") and name != "model.path"
+      value = LOCAL if hashed else sources(value)
     elif not _plain(name, value):
       continue
     out[name] = json.dumps(value)
@@ -83,7 +91,9 @@ def _source(text: str) -> str:
   name = place.partition("@")[0]  # a known set, from a file
   if name.partition(":")[0] in datasets.KNOWN:
     return name + weight
-  is_hub = _HUB.fullmatch(place) and not pathlib.Path(place).exists()
+  is_file = pathlib.PurePath(place).suffix.lower() in _FILES
+  is_hub = _HUB.fullmatch(place) and not is_file
+  is_hub = is_hub and not pathlib.Path(place).exists()
   return (place if is_hub else LOCAL) + weight
 
 
