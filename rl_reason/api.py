@@ -306,7 +306,17 @@ def _row_fields(
 
 
 def _has(row: Mapping[str, Any], names: Iterable[str]) -> bool:
-  return any(row.get(x.partition(".")[0]) not in (None, "") for x in names)
+  found = [row.get(x.partition(".")[0]) for x in names]
+  return any(
+      x is not None and not (isinstance(x, str) and not x) for x in found
+  )
+
+
+def _plain(value: Any) -> Any:
+  """Arrays and scalars of NumPy, tensors: as lists and numbers."""
+  if not hasattr(value, "tolist"):
+    raise TypeError(f"{str(value)[:40]} is of the type {type(value).__name__}")
+  return value.tolist()
 
 
 def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
@@ -314,9 +324,8 @@ def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
   lines = []
   for number, row in enumerate(rows):
     try:
-      # Arrays and scalars of NumPy, tensors: as lists and numbers.
-      lines.append(json.dumps(dict(row), default=lambda x: x.tolist()))
-    except (TypeError, ValueError, AttributeError) as e:
+      lines.append(json.dumps(dict(row), default=_plain))
+    except (TypeError, ValueError) as e:
       raise ConfigError(
           f"{name}: row {number} is no dict of JSON values"
           f" ({errors.one_line(e)}); leave out columns of other types"

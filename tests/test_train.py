@@ -111,6 +111,7 @@ MISTAKES = [
     (dict(rows=ROWS, task=Task()), "rows: task.name = .*Task' is given, too"),
     (dict(rows=ROWS[:1]), "too few rows: at least 2"),
     (dict(rows=[dict(question=object())] * 9), "row 0 is no dict of JSON"),
+    (dict(rows=[dict(question=b"1")] * 9), "b'1' is of the type bytes"),
     (dict(rows="none.jsonl"), "rows = 'none.jsonl': there is no such file"),
     (dict(rows=["1+1?"]), r"row 0 is '1\+1\?' \(str\); a row is a dict"),
     (dict(rows=ROWS[0]), "is one dict, and no dict of columns; give a list"),
@@ -233,3 +234,14 @@ def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
   assert c.rl.steps == 20 and seen["rows"].count("\n") == 160
   assert "3 -0.5\n" in out and "-0.25\n" in out
   assert "no row has a reference answer" in out and "40 rows are held" in out
+
+
+def test_cells_may_be_arrays():
+  """As pandas reads lists of Parquet."""
+  for cell, has in (
+      (np.arange(3), True),
+      ("", False),
+      (None, False),
+      (0, True),
+  ):
+    assert api._has({"answer": cell}, ["answer"]) == has
