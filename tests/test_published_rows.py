@@ -258,7 +258,7 @@ def test_rows_that_are_chats(tmp_path):
 @pytest.mark.parametrize(
     ("name", "write", "words"),
     [
-        ("x.jsonl", gzip.compress(TEXT), "rename it to {path}.gz"),
+        ("x.jsonl", gzip.compress(TEXT, mtime=0), "rename it to {path}.gz"),
         ("x.jsonl.gz", TEXT, "is not compressed: rename it to"),
         ("x.json", parquet, "x.parquet"),
         ("x.jsonl", zipped, "rename it to {path}.zip"),
