@@ -335,6 +335,8 @@ WINDOW = dict(sliding_window=16, use_sliding_window=True)
         ("qwen3", WINDOW | dict(max_position_embeddings=8), 8),
         ("qwen2", yarn(), 256),
         ("qwen2", yarn(original_max_position_embeddings=...), 512),
+        # Beside the scaling, as of Phi; transformers prefers this place.
+        ("llama", yarn() | dict(original_max_position_embeddings=48), 192),
         ("qwen2", dict(rope_scaling=dict(type="linear", factor=4.0)), 128),
         ("qwen2", dict(rope_scaling=dict(type="dynamic", factor=4.0)), 128),
     ],

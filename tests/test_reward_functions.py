@@ -1,11 +1,14 @@
 """Reward functions of text: by hand, rules of a file, functions of users."""
 
 import asyncio
+import decimal
 import json
+import math
 
+import numpy as np
 import pytest
 
-from rl_reason.tasks import Row, reward_terms
+from rl_reason.tasks import Row, reward_functions, reward_terms
 from rl_reason.tasks.reward_functions import Response, RewardBatch, number
 
 ROW = Row("5-1+1=", "5", 2)
@@ -214,3 +217,29 @@ def test_a_term_is_a_name_and_weights(text, expected):
 def test_a_term_that_looks_otherwise_is_refused(text):
   with pytest.raises(ValueError, match="must look like"):
     reward_terms.term(text)
+
+
+@pytest.mark.parametrize(
+    ("returned", "scores"),
+    [
+        *[([1, None], [1, None]), (np.array([1, 0.5]), [1, 0.5])],
+        *[((True, np.float32(0)), [1, 0]), (iter([1, 2]), [1, 2])],
+        ([decimal.Decimal("0.5"), np.array(1.0)], [0.5, 1]),
+        *[(x, "one number each") for x in ({1, 2}, {0: 1, 1: 1}, "10", b"10")],
+        *[(x, "one number each") for x in (None, 1.0, [1], [1, 1, 1])],
+        *[([x, x], "no finite number") for x in (math.nan, 1e39, -4e38, 1j)],
+        *[
+            ([x, x], "no finite number")
+            for x in (10**400, np.ones(1), {"a": 1})
+        ],
+        ([[(1, 1e39)], [(1, -1e39)]], "finite numbers"),
+    ],
+)
+def test_what_a_function_of_trl_may_return(returned, scores):
+  """A number for each response, in their order, that stays one in float32."""
+  function = reward_functions.RewardFunction("f", None, "completions")
+  found = asyncio.run(function.finish([returned], 2))
+  if isinstance(scores, list):
+    assert found == scores
+  else:
+    assert all(scores in x and isinstance(x, str) for x in found)

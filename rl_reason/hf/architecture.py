@@ -236,6 +236,8 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return out
   rope = {k: x for k, x in rope.items() if x is not None}
   rope = {ORIGINAL: config.get("max_position_embeddings")} | rope
+  if ORIGINAL in config:  # transformers prefers this place
+    rope[ORIGINAL] = config[ORIGINAL]
   if kind == "yarn":
     rope = _yarn(name, rope, config)
   for key in ROPE[kind].keys() - {"truncate"}:

@@ -27,9 +27,10 @@ GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; logged only if there are any
 BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only if there are any
 
-START = 3  # steps of the mean entropy at the start of a run
+START = 3  # steps of a mean of the entropy
+EXPLODED = 1.5  # nats per token: a rise of the entropy that no learning has
 ENTROPY_START = HEALTH + "entropy_start"
-# Of a relative collapse: the share of the entropy at the start that is left,
+# Of a relative collapse: the share that is left of the highest mean so far,
 # the accuracy of a skill that is learned, and a rise of the accuracy.
 LOST, LEARNED, RISE = 0.2, 0.6, 0.05
 
@@ -267,8 +268,8 @@ def _entropy_collapse(steps):
   if not (_is_lost(steps, start) and _is_lost(steps[:-1], start)):
     return ""
   return (
-      f"the entropy is {found[-1]:.2g} nats per token, from {start:.2g} at the"
-      " start, and the accuracy no longer rises"
+      f"the entropy is {found[-1]:.2g} nats per token, from {start:.2g} at its"
+      " highest, and the accuracy no longer rises"
   )
 
 
@@ -288,7 +289,7 @@ def _is_lost(steps, start: float) -> bool:
 
 def _entropy_explosion(steps):
   found = _window(steps, "actor/entropy", "actor/updates")
-  if not found or found[-1] <= min(3.5, min(found) + 1.5):
+  if not found or found[-1] <= min(3.5, min(found) + EXPLODED):
     return ""
   return f"the entropy is {found[-1]:.3g} nats per token, from {min(found):.3g}"
 

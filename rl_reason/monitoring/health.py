@@ -108,7 +108,8 @@ class HealthMonitor:
     self._steps: deque[dict] = deque(maxlen=alerts.WINDOW)
     self._active: dict[str, int] = {}  # alert -> the last step that had it
     self._checked = 0
-    self._first: list[float] = []  # entropies at the start of the run
+    self._entropies: deque[float] = deque(maxlen=alerts.START)
+    self._means: list[float] = []  # first and highest mean entropy so far
 
   def check(self, step: int, metrics: dict[str, Any]) -> dict[str, int]:
     """Checks a step, and says which alerts begin and end.
@@ -151,14 +152,20 @@ class HealthMonitor:
     return {rule.metric: 1 for rule, _ in found}
 
   def _with_start(self, line: dict[str, Any]) -> dict[str, Any]:
-    """A line with the mean entropy at the start of the run, if it is known."""
+    """A line with the entropy from which a collapse counts, if it is known.
+
+    It is the highest mean of the run so far, unless the entropy has exploded.
+    """
     entropy = line.get("actor/entropy")
-    missing = len(self._first) < alerts.START
-    if missing and entropy is not None and line.get("actor/updates"):
-      self._first.append(entropy)
-    if len(self._first) < alerts.START:
+    if entropy is not None and line.get("actor/updates"):
+      self._entropies.append(entropy)
+      if len(self._entropies) == alerts.START:
+        mean = sum(self._entropies) / alerts.START
+        self._means = [*self._means[:1], max([mean, *self._means])]
+    if not self._means:
       return line
-    return line | {alerts.ENTROPY_START: sum(self._first) / alerts.START}
+    highest = min(self._means[-1], self._means[0] + alerts.EXPLODED)
+    return line | {alerts.ENTROPY_START: highest}
 
   def _count(self, found: list[alerts.Rule], last: str) -> None:
     failed = {rule.limit for rule in found}

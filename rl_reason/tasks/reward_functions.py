@@ -22,7 +22,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 from rl_reason.base import own_code
@@ -77,6 +77,7 @@ Steps = list[tuple[int, float]]
 # None, as in TRL: the function does not apply to the response.
 # A dict is of a constitution: the score, and how far each rule is kept.
 Score = float | None | Failed | Steps | dict[str, Any]
+LARGEST = 3e38  # beyond, a float32 is infinite, or means that there is no score
 # Inputs of a function in TRL's form that are no columns of the data.
 _OF_TRL = ("prompts", "completions", "completion_ids")
 
@@ -129,8 +130,10 @@ class RewardFunction(NamedTuple):
       [found] = values
       if isinstance(found, Failed):
         return [found] * count
+      # The order of a set is not that of the responses, and a dict is its keys.
+      ordered = not isinstance(found, str | bytes | dict | Set)
       values = _attempt(list, found)
-      if isinstance(values, Failed) or len(values) != count:
+      if not ordered or isinstance(values, Failed) or len(values) != count:
         shown = repr(found)[:200]
         problem = f"returned {shown} for {count} responses: one number each"
         return [Failed(problem)] * count
@@ -148,8 +151,9 @@ class RewardFunction(NamedTuple):
       found = _attempt(_steps, value)
       return Failed(f"returned {found}") if isinstance(found, str) else found
     number = _attempt(float, value)
-    if isinstance(number, Failed) or not math.isfinite(number):
-      return Failed(f"returned {value!r}, which is no finite number")
+    if isinstance(number, Failed) or not _is_finite(number):
+      shown = repr(value)[:200]
+      return Failed(f"returned {shown}, which is no finite number")
     return number
 
   def _call_of_trl(self, batch: RewardBatch) -> Any:
@@ -189,6 +193,11 @@ class RewardFunction(NamedTuple):
     )
 
 
+def _is_finite(number: float) -> bool:
+  """Whether a number stays finite, and a number, as float32."""
+  return abs(number) < LARGEST
+
+
 def _steps(value: Sequence) -> Steps | str:
   """The steps that a function has returned, or what is wrong with them."""
   try:
@@ -197,7 +206,7 @@ def _steps(value: Sequence) -> Steps | str:
     out = [(0, 0.0)]
   before = 0
   for end, reward in out:
-    if end <= before or not math.isfinite(reward):
+    if end <= before or not _is_finite(reward):
       return (
           f"{str(value)[:200]}: steps are (end, reward), increasing numbers of"
           " characters and finite numbers"
