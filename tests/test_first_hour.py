@@ -143,8 +143,9 @@ def test_four_faults_are_four_lines(lines):
       " tokenizer_config.json); give the directory of a model, as written by"
       " save_pretrained",
       "data.train: columns.jsonl: no row has a value of question in question,"
-      " problem, prompt, messages, conversations, conversation; its columns are"
-      " q, a: name the right one, as in data.columns = 'question=q'",
+      " problem, prompt, messages, conversations, conversation, dialogue,"
+      " dialog, query, instruction; its columns are q, a: name the right one,"
+      " as in data.columns = 'question=q'",
   ]
 
 
@@ -239,9 +240,10 @@ def test_what_no_value_would_satisfy_is_told(lines):
         (
             {"data.train": "answers.jsonl"},
             "data.train: answers.jsonl: no row has a value of answer in answer,"
-            " reward_model.ground_truth, ground_truth, final_answer, solution;"
-            " its columns are question: name the right one, as in data.columns"
-            " = 'answer=question', or set data.kind = 'none' if rewards need no"
+            " reward_model.ground_truth, ground_truth, final_answer,"
+            " expected_answer, correct_answer, answerKey, solution; its columns"
+            " are question: name the right one, as in data.columns ="
+            " 'answer=question', or set data.kind = 'none' if rewards need no"
             " reference answers",
         ),
         (
