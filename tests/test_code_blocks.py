@@ -40,6 +40,19 @@ B = block(F)
         *[block(F, info) for info in ("{.python}", "{python}", "python:a.py")],
         *[block(F, x, "~~~") for x in ("python", "")],
         *[block(F, mark="````"), B.replace("\n", "\r\n")],
+        # Infos that name no language, and a document with blocks of its own.
+        *[
+            block(F, x)
+            for x in ("text", "code", "src/solution.py", "tool_code")
+        ],
+        f"{block(F, 'text')}Output:\n{block('9' + chr(10), 'text')}",
+        *[block(B, x, "````") for x in ("markdown", "md")],
+        *[f"```markdown\n# F\n{B}```\n", f"~~~md\n{B}~~~"],
+        # Tests that import the solution, and what is still to be written.
+        f"{B}{block('from solution import f' + chr(10) + CALL)}",
+        f"{B}{block('>>> from a import f' + chr(10) + '>>> f(3)')}",
+        f"{block(F, '')}{block('import pytest, b' + chr(10) + CALL)}",
+        f"{B}{block('def f(x):' + chr(10) + '  raise NotImplementedError')}",
         # Lists, quotations, indented blocks, no block.
         *[f"1. So:\n\n{LISTED}\n2. Done.", f"1. {LISTED.lstrip()}"],
         "> " + B.replace("\n", "\n> "),
@@ -68,6 +81,22 @@ def test_the_definition_of_what_tests_call(text):
   assert space["f"](3) == 9 and "print" not in found.partition("def f")[0]
 
 
+CLASS = "class Solution:\n  def f(self, x):\n"
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        *("", "    pass\n", "    'The square.'\n"),
+        "    raise NotImplementedError('to do')\n",
+    ],
+)
+def test_a_class_that_is_still_to_be_written_is_no_definition(empty):
+  solution = f"{CLASS}    return x * x\n"
+  text = block(solution) + "It begins with:\n" + block(CLASS + empty)
+  assert code.program(text, {"Solution", "f"}) == solution
+
+
 READ, WRITE = "n = int(input())\n", "print(n * 2)\n"
 MAIN = f"def main():\n  {READ}  {WRITE}"
 RUN = "if __name__ == '__main__':\n  main()\n"
@@ -82,6 +111,10 @@ RUN = "if __name__ == '__main__':\n  main()\n"
         (f"{block(MAIN)}Then:\n{block(RUN)}", [MAIN, RUN]),
         (f"{block(MAIN + RUN)}Try:\n{block('print(main())')}", [MAIN + RUN]),
         (f"{block(MAIN + RUN)}It reads:\n{block(READ)}", [MAIN + RUN]),
+        (f"{block(MAIN + RUN)}Its end:\n{block(WRITE)}", [MAIN + RUN]),
+        (f"{block(READ + WRITE)}{block('print(3 + 3)')}", [READ + WRITE]),
+        (f"{block(READ + WRITE, 'text')}{block('6', 'text')}", [READ + WRITE]),
+        (f"{block(MAIN + RUN)}{block('assert 1; print(1)')}", [MAIN + RUN]),
         (f"{block('print(1)')}Better:\n{block(MAIN + RUN)}", [MAIN + RUN]),
         (f"Here:\n\n    {READ}    {WRITE}\nDone.", [READ + WRITE]),
         (f"The program:\n{READ}{WRITE}\nIt works.", [READ + WRITE]),

@@ -128,42 +128,40 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
       os.close(fd)
 
 
-# A number with a point or an exponent, perhaps in brackets or before a comma.
-_FLOAT = re.compile(
-    r"([^\w.+-]*)"
-    r"([-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?)"
-    r"([^\w.]*)",
-    re.IGNORECASE,
+# A number that is no part of a word, a version or a date with points.
+_NUMBER = re.compile(
+    r"(?<![\w.])([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)(?=j?(?![\w.]))",
+    re.ASCII | re.IGNORECASE,
 )
 
 
-def _floats(found: str, expected: str) -> bool:
-  """Whether two tokens are equal floats, up to FLOAT_TOLERANCE."""
-  first, second = _FLOAT.fullmatch(found), _FLOAT.fullmatch(expected)
-  # More digits than these are meant to be compared.
-  if not second or len(expected) > MOST_DIGITS:
-    return False
-  if not first:  # 3 is 3.0
-    return found.isdecimal() and float(second[2]) == int(found)
-  if first.group(1, 3) != second.group(1, 3):
-    return False
-  numbers = float(first[2]), float(second[2])
-  tolerance = FLOAT_TOLERANCE
+def _near(found: str, expected: str, tolerance: float | None) -> bool:
+  """Whether two numbers are equal, up to a tolerance.
+
+  Without one, FLOAT_TOLERANCE is that of two floats.
+  """
+  if found == expected:
+    return True
+  numbers = float(found), float(expected)
+  if tolerance is None:
+    # More digits than these are meant to be compared.
+    if expected.lstrip("+-").isdecimal() or len(expected) > MOST_DIGITS:
+      return False
+    if found.lstrip("+-").isdecimal():  # 3 is 3.0
+      return numbers[0] == numbers[1]
+    tolerance = FLOAT_TOLERANCE
   return math.isfinite(numbers[1]) and math.isclose(
       *numbers, rel_tol=tolerance, abs_tol=tolerance
   )
 
 
 def _equal(found: str, expected: str, tolerance: float | None) -> bool:
-  if found == expected:
-    return True
-  if tolerance is None:
-    return _floats(found, expected)
-  try:
-    numbers = float(found), float(expected)
-  except ValueError:
-    return False
-  return math.isclose(*numbers, rel_tol=tolerance, abs_tol=tolerance)
+  """Whether two tokens, such as x=0.1,-2, are equal up to their numbers."""
+  first, second = _NUMBER.split(found), _NUMBER.split(expected)
+  return first[::2] == second[::2] and all(
+      _near(a, b, tolerance)
+      for a, b in zip(first[1::2], second[1::2], strict=True)
+  )
 
 
 def _script(job: dict, stdin: str, tier, limits, **errors) -> tuple[bytes, str]:

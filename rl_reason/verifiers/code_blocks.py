@@ -30,6 +30,13 @@ _PYTHON = re.compile(
     r"(?:\{\s*\.?|lang(?:uage)?-)?i?py(?:thon)?[\d.]*(?![\w-])", re.I
 )
 _LANGUAGE = re.compile(r"[\w+#.-]+\s*$")
+# Infos that name no language, and a text that has blocks of its own.
+_NEUTRAL = re.compile(
+    r"(?:\{\s*\.?)?(?:text|txt|plain(?:text)?|none|code|source|program|solution"
+    r"|answer|output|tool_(?:code|call)|[\w./-]*\.py)\b(?!\.)",
+    re.I,
+)
+_NESTED = re.compile(r"(?:markdown|md)\b", re.I)
 _SESSION = re.compile(r"[ \t]*(?:>>>|\.\.\.)(?: |$)")
 _STARTS = re.compile(r"\s*(?:async\s|def\s|class\s|import\s|from\s|@)")
 _DEFINITION = re.compile(
@@ -46,6 +53,7 @@ _BLOCKS = 100  # blocks that are read, from the end
 _TRIES = 16  # ends of an unfinished block that are tried
 _CHUNKS = 10  # places of a text without blocks where a program may begin
 _WRITE = ("print", "write", "writelines")
+_READ = ("input", "stdin", "open", "read", "readline")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -69,6 +77,14 @@ def _tree(source: str) -> ast.Module | None:
   try:
     return _parse(source)
   except SyntaxError:
+    return None
+
+
+def _signature(source: str) -> ast.Module | None:
+  """The tree of a source that ends with the signature of a function."""
+  try:
+    return _parse(code_prompts.module(source[:_LARGEST]))
+  except ValueError:
     return None
 
 
@@ -105,13 +121,16 @@ class Block:
 
   Attributes:
     source: its text.
-    marked: whether it is marked as Python.
+    marked: 2 if it is marked as Python, 1 if it has no mark, and 0 if its mark
+      names no language, such as `text`.
     parses: whether it is Python.
     defines: names that it binds outside of functions; a function that has only
       a signature does not count.
+    imports: those of them that it imports.
     uses: names that it uses and does not bind.
     body: whether it is the body of a function.
     acts: whether it writes output or calls its functions, outside of them.
+    reads: whether it reads input.
     writes: whether it writes output.
     rank: 2 if it may be a program, 1 if it consists of values and assignments,
       0 if it is no Python.
@@ -122,14 +141,15 @@ class Block:
     dedent: whether the indentation of all lines is that of the block.
   """
 
-  def __init__(self, text: str, marked: bool, dedent: bool = False):
+  def __init__(self, text: str, marked: int, dedent: bool = False):
     if _SESSION.match(text.lstrip("\n")):
       kept = [x for x in text.split("\n") if _SESSION.match(x)]
       text = "\n".join([_SESSION.sub("", x, count=1) for x in kept] + [""])
     self.source, self.marked = text, marked
     self.defines: set[str] = set()
+    self.imports: set[str] = set()
     self.uses: set[str] = set()
-    self.acts = self.writes = False
+    self.acts = self.reads = self.writes = False
     whole = textwrap.dedent(text)
     tree = _tree(text)
     indented = tree is None and text.lstrip("\r\n")[:1] in (" ", "\t")
@@ -137,8 +157,10 @@ class Block:
     self.parses = tree is not None
     if tree is None:
       self.defines |= set(_DEFINITION.findall(text))
+      if text.rstrip().endswith(":") and (signature := _signature(text)):
+        self.defines -= code_prompts.unwritten_in(signature)
       self.body = indented and _tree(f"if 1:\n{text}") is not None
-      self.writes = bool(_KEYWORD.search(text))
+      self.writes = self.reads = bool(_KEYWORD.search(text))
       self.rank = 2 if self.body or self.writes else 0
       return
     outside = list(_outside(tree))
@@ -150,7 +172,12 @@ class Block:
     used = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
     self.defines = {name for x in outside for name in _binds(x)}
     self.defines -= code_prompts.unwritten_in(tree)
+    imports = [x for x in outside if isinstance(x, ast.alias)]
+    others = [x for x in outside if not isinstance(x, ast.alias)]
+    self.imports = {name for x in imports for name in _binds(x)}
+    self.imports -= {name for x in others for name in _binds(x)}
     self.uses = used - bound - set(dir(builtins))
+    self.reads = not _named(tree).isdisjoint(_READ)
     self.writes = not _named(tree).isdisjoint(_WRITE)
     scopes = [x for x in outside if isinstance(x, _SCOPES[:3])]
     effects = {*_WRITE, *(name for x in scopes for name in _binds(x))}
@@ -179,13 +206,18 @@ class _Open(NamedTuple):
     return same and len(fence["before"]) <= self.indent + 3
 
   def blocks(self, closed: bool) -> list[Block]:
-    """The block; [] if it is empty, or marked as of another language."""
-    marked = bool(_PYTHON.match(self.info))
-    if self.info and not marked:
-      return []
+    """Its blocks; [] if it is empty, or marked as of another language."""
     # Within a list or a quotation its lines begin as the fence does.
     before = re.compile(rf"[ \t>]{{0,{self.indent}}}")
     lines = [before.sub("", x, count=1) for x in self.lines]
+    if _NESTED.match(self.info):
+      return _fenced("\n".join(lines))[0]
+    if _PYTHON.match(self.info):
+      marked = 2
+    elif not self.info or _NEUTRAL.match(self.info):
+      marked = int(not self.info)
+    else:
+      return []
     if closed:
       return [Block("\n".join([*lines, ""] if lines else lines), marked)]
     source = re.split(r"```[ \t]*(?:\n|$)", "\n".join(lines), maxsplit=1)[0]
@@ -225,7 +257,7 @@ def _fenced(text: str) -> tuple[list[Block], bool]:
     info = fence["info"].strip()
     if not any_fence:
       any_fence = True
-      first = Block("\n".join([*before, ""]), not info)
+      first = Block("\n".join([*before, ""]), 1 if info else 2)
       if first.rank == 2 and (first.defines or first.body or first.acts):
         found.append(first)
         if not info and fences % 2:  # it closes a block of the prompt
@@ -257,10 +289,10 @@ def _unfenced(text: str) -> list[Block]:
       while at < len(lines) and lines[at][:1] in ("", " ", "\t"):
         at += 1
       run = "\n".join([*lines[start:at], ""])
-      found.append(Block(run, False, dedent=True))
+      found.append(Block(run, 1, dedent=True))
     elif _STATEMENT.match(lines[start]):
       part = _beginning("\n".join(lines[start:]))
-      found.append(Block(part, False))
+      found.append(Block(part, 1))
       at = start + max(part.count("\n") + 1, 1)
   return [x for x in found if x.rank == 2]
 
@@ -274,6 +306,7 @@ def _needed(
   """Indices of the blocks that define names, and the names that these use.
 
   The last definition counts, up to the block with index `last` if there is one.
+  An import is one if nothing else defines the name: tests import a solution.
   """
   chosen: set[int] = set()
   rest = [(name, last) for name in names]
@@ -281,6 +314,7 @@ def _needed(
   while rest:
     name, end = rest.pop()
     found = [i for i, x in enumerate(blocks) if name in x.defines]
+    found = [i for i in found if name not in blocks[i].imports] or found
     found = [i for i in found if i <= end][-1:] or found[:1]
     for index in found:
       chosen.add(index)
@@ -299,9 +333,11 @@ def _main(blocks: Sequence[Block], names: Collection[str]) -> set[int]:
   if not names and any(blocks[i].writes for i in usual):
     # Others explain a line of the program; a call may be of what writes.
     usual = [i for i in usual if blocks[i].writes or not blocks[i].defines]
+  whole = {i: _needed(blocks[i].uses, blocks, i) | {i} for i in usual}
+  # What reads nothing is an example if something else reads the input.
+  usual = [i for i in usual if any(blocks[x].reads for x in whole[i])] or usual
   for index in reversed(usual):
-    block = blocks[index]
-    needed = _needed(block.uses, blocks, index) - {index}
+    needed = whole[index] - {index}
     earlier = [i for i in needed if i < index]
     # An example of a program that is complete without it.
     if not any(blocks[i].acts for i in earlier):
@@ -327,7 +363,7 @@ def program(text: str, names: Collection[str] = ()) -> str | None:
   text = text.rpartition("</think>")[2]
   blocks, fences = _fenced(text)
   if not fences:
-    whole = Block(text, True)
+    whole = Block(text, 2)
     if whole.parses or whole.body:
       return whole.source
     blocks = _unfenced(text)
@@ -335,12 +371,12 @@ def program(text: str, names: Collection[str] = ()) -> str | None:
       return text
   if not blocks:
     return None
-  marked = [x for x in blocks if x.marked] or blocks
-  for group in (marked, blocks):
-    if any(x.defines.intersection(names) for x in group):
+  groups = [[x for x in blocks if x.marked >= least] for least in (2, 1, 0)]
+  for group in groups:
+    if any((x.defines - x.imports).intersection(names) for x in group):
       chosen = _needed(names, group, len(group))
       break
   else:
-    group = marked
+    group = next(filter(None, groups))
     chosen = _main(group, names)
   return "\n".join(group[i].source for i in sorted(chosen))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 def _compiles(source: str) -> bool:
   try:
     compile(source, "prompt", "exec")
-  except (SyntaxError, ValueError):
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
     return False
   return True
 
@@ -49,19 +49,29 @@ def continued(prompt: str, program: str) -> str:
 
 
 def unwritten(prompt: str) -> set[str]:
-  """Functions of a prompt whose body is empty or only a docstring."""
+  """Functions of a prompt that are signatures, and classes of these alone."""
   return unwritten_in(ast.parse(module(prompt)))
 
 
 def unwritten_in(tree: ast.Module) -> set[str]:
-  """Functions of a module whose body is empty or only a docstring."""
-  return {
-      node.name
-      for node in tree.body
-      if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-      and all(
-          isinstance(x, ast.Pass)
-          or (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))
-          for x in node.body
-      )
-  }
+  """Functions of a module that are signatures, and classes of these alone."""
+  return {x.name for x in tree.body if isinstance(x, _NAMED) and _empty(x)}
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMED = (*_FUNCTIONS, ast.ClassDef)
+
+
+def _empty(node: ast.AST) -> bool:
+  """Whether a function or class has no statement that does anything."""
+  if isinstance(node, ast.ClassDef):
+    methods = [x for x in node.body if isinstance(x, _FUNCTIONS)]
+    return bool(methods) and all(map(_empty, node.body))
+  if isinstance(node, _FUNCTIONS):
+    return all(map(_empty, node.body))
+  if isinstance(node, ast.Raise) and node.exc:
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+  return isinstance(node, ast.Pass) or (
+      isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+  )
