@@ -33,6 +33,21 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
 
 
+def pytest_xdist_auto_num_workers(config) -> int:
+  """One more than the cores: some tests wait for processes and deadlines."""
+  del config
+  own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+  return len(own(0)) + 1
+
+
+def pytest_ignore_collect(collection_path, config) -> bool | None:
+  """Imports no module of slow tests where none of them would run."""
+  if collection_path.name != "slow" or config.option.markexpr != "not slow":
+    return None
+  named = (pathlib.Path(x.split("::")[0]).resolve() for x in config.args)
+  return not any(collection_path in (x, *x.parents) for x in named)
+
+
 def pytest_terminal_summary(terminalreporter):
   """Counts what was skipped and why, in the line before the last one."""
   reports = terminalreporter.stats.get("skipped", [])

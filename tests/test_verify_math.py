@@ -340,7 +340,7 @@ def test_hostile_text_is_incorrect_at_once(text):
     assert not math.verify(text, reference)
   math.usable(text)
   assert not math.verify("\\boxed{17}", text)
-  assert time.thread_time() - start < 20
+  assert time.thread_time() - start < 8
 
 
 PIECES = (
@@ -361,7 +361,7 @@ def test_any_text_has_a_verdict(answer, reference):
   assert math.equal(answer, reference) in (True, False)
   assert math.verify(answer, reference) in (True, False)
   assert math.usable(reference) in (True, False)
-  assert time.thread_time() - start < 20  # sympy's import among it
+  assert time.thread_time() - start < 8  # sympy's import among it
 
 
 def test_nothing_is_evaluated(tmp_path):

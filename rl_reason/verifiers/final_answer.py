@@ -126,7 +126,8 @@ _CONFIRMED = re.compile(
 )
 # What a chat model adds: it states no value.
 _CLOSING = re.compile(
-    r"(?:^|(?<=[.!?\n])|(?<=[.!?*]\s))\s*(?:(?:I\s+)?hope\s+(?:this|that|it)\b"
+    r"(?:^\s*+|(?<=[.!?])\s*+|(?<=\*)\s++|(?<!\s)[^\S\n]*+\n\s*+)"
+    r"(?:(?:I\s+)?hope\s+(?:this|that|it)\b"
     r"|(?:please\s+)?(?:let\s+me\s+know|feel\s+free)\b|if\s+you\s+(?:have|need"
     r"|want|would|'d)\b|(?:do|would)\s+you\s+(?:want|like|need|have)\b"
     r"|is\s+there\s+anything\b|(?:I'm\s+)?happy\s+to\b|good\s+luck\b|great\s+(?:question"
