@@ -44,7 +44,6 @@ def error(changes, given=()):
 
 TWO_MISTAKES = [
     {"kl.controller.name": "adaptive"},  # no target, and nothing reads it
-    {"rollout.engine.name": "vllm"},  # two arguments are missing
 ]
 MAX_RL = {"advantage.name": "max_rl", "reward.incorrect": 0.0}
 ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
@@ -71,7 +70,6 @@ PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
 VLLM = {
     "rollout.engine.name": "vllm",
-    "rollout.engine.args.transfer": "my_transfer:send",
     "rollout.engine.args.model": "policy",
 }
 FILES = {
@@ -308,7 +306,7 @@ FILES = {
         ),
         (
             {"rollout.engine.name": "vllm"},
-            "rollout.engine.args.transfer: vllm needs it",
+            "rollout.engine.args.model: vllm needs it",
         ),
         (
             VLLM | {"rollout.weights": "int8"},

@@ -20,7 +20,7 @@ from rl_reason.base import config
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = [
     *["launch/local.sh", "launch/tpu_vm.sh", "launch/xpk.sh"],
-    *["launch/slurm.sbatch", "launch/resume.sh"],
+    *["launch/slurm.sbatch", "launch/resume.sh", "launch/vllm.sh"],
 ]
 DAPO = "--config=configs/dapo.py"
 FLAGS = [DAPO + ":smoke", "--config.task.difficulties=(2, 3)"]

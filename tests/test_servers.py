@@ -76,7 +76,7 @@ def test_one_deadline_and_one_bound_of_every_client(name):
   send, words = TRANSPORT[name]
   request = vllm.Request([5], 0, 9, 1.0, 1.0, (1,))
   with hostile.serving(lambda *_: send()) as url:
-    client = vllm.VLLM(url, "m", "json:dumps", "", 2, SECONDS, "")
+    client = vllm.vllm(url=url, model="m", parallel=2, seconds=SECONDS)
 
     def teacher():
       limits = dict(model="", parallel=2, patience=0.0, key_env="")
@@ -206,7 +206,7 @@ ENGINES = [
 def test_strange_answers_of_vllm_are_one_line(body, words):
   request = vllm.Request([5], 0, 9, 1.0, 1.0, (1,))
   with hostile.serving(lambda *_: hostile.answer(body)) as url:
-    client = vllm.VLLM(url, "m", "json:dumps", "", 2, 9.0, "")
+    client = vllm.vllm(url=url, model="m", parallel=2, seconds=9.0)
     with pytest.raises(RunError, match=words) as e:
       dict(client.generate([request]))
   assert f"{url}/v1/completions: " in str(e.value)

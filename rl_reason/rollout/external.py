@@ -83,7 +83,8 @@ class Engine(Protocol):
 
   An optional method `held`, without arguments, returns a `Held`. It is called
   before each update and after each round of responses. An optional attribute
-  `url` names the engine's server in errors.
+  `url` names the engine's server in errors. An optional method `encode` takes a
+  tensor and returns it as the engine holds it.
   """
 
   def start_weight_update(self) -> None:
@@ -305,7 +306,9 @@ class ExternalEngine:
 
   def _noted(self, tensors) -> Iterator[tuple[str, np.ndarray]]:
     """Passes tensors on, and notes the CRC-32 of each tensor taken."""
+    encode = getattr(self._engine, "encode", lambda x: x)
     for name, x in tensors:
+      x = encode(x)
       self._crcs[name] = zlib.crc32(x.view(np.uint8)) if self.answers else 0
       yield name, x
 

@@ -1,67 +1,55 @@
-"""A vLLM server as the engine. Its wire format is tested, vLLM itself is not.
+"""A vLLM server as the engine.
 
-vLLM (0.32) and its TPU backend tpu-inference share the routes that control an
-update, /start_weight_update, /update_weights and /finish_weight_update
-(VLLM_SERVER_DEV_MODE=1). A backend transfers the bytes: NCCL or CUDA IPC on
-GPUs; on TPUs the trainer writes into the sampler's buffers, and /update_weights
-does nothing. No backend of vLLM sends from JAX on a CPU or GPU, so a function
-of the user transfers the bytes.
+By default, weights go through a directory that both see: safetensors, which the
+server loads between two requests (`launch/vllm_worker.py`). A function of the
+user may send them instead, through the routes that vLLM (0.32) and its TPU
+backend tpu-inference share: /start_weight_update, /update_weights and
+/finish_weight_update. The backends of these routes (NCCL, CUDA IPC) do not send
+from JAX.
 """
 
 import concurrent.futures
 import os
+import pathlib
+import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
+import ml_dtypes
 import numpy as np
+import safetensors.numpy
 
 from rl_reason.base import errors, functions, servers
 from rl_reason.base.errors import RunError
-from rl_reason.rollout.external import Completion, Request
+from rl_reason.rollout.external import Completion, Held, Request
 from rl_reason.rollout.sampling_filters import Filters
 
 Seconds = Annotated[float, (1e-3, None)]
+LISTED = 1 << 13  # KiB of an answer about all tensors
+FILE_BYTES = 2 << 30  # of a file; its tensors are in memory until it is written
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
 
 
 class VLLM:
-  """A client of one vLLM server; arguments as of `vllm`.
+  """A client that samples; arguments as of `vllm`.
 
   Attributes:
     url: of the server.
   """
 
   def __init__(
-      self,
-      url: str,
-      model: str,
-      transfer: str,
-      held: str,
-      parallel: int,
-      seconds: float,
-      key: str,
+      self, *, url: str, model: str, parallel: int, seconds: float, key: str
   ):
     self.url, self._model = url.rstrip("/"), model
-    self._transfer = functions.load(transfer)
     self._headers = {"Content-Type": "application/json"}
     if key:
       self._headers["Authorization"] = f"Bearer {key}"
     self._parallel, self._seconds = parallel, seconds
-    if held:
-      self.held = functions.load(held)
-
-  def start_weight_update(self) -> None:
-    """Begins an update."""
-    self._post("reset_prefix_cache", {})
-    self._post("start_weight_update", {})
-
-  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Lets the user's function send the tensors, then tells the server."""
-    for info in self._transfer(tensors):
-      self._post("update_weights", dict(update_info=info))
-
-  def finish_weight_update(self) -> None:
-    """Ends the update."""
-    self._post("finish_weight_update", {})
 
   def generate(
       self, requests: list[Request]
@@ -113,9 +101,10 @@ class VLLM:
 
   def _error(self, path: str, e: Exception) -> RunError:
     return RunError(
-        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; does vLLM"
-        " run there, with VLLM_SERVER_DEV_MODE=1, and with the key of"
-        " rollout.engine.args.key_env? The same command resumes the run"
+        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; does the server"
+        " run there, started by launch/vllm.sh, and with the key of"
+        " rollout.engine.args.key_env? Its log says more. The same command"
+        " resumes the run"
     )
 
 
@@ -139,29 +128,140 @@ def _completion(answer: Any) -> Completion:
   )
 
 
+class Routes(VLLM):
+  """A client of the routes of vLLM for an update; arguments as of `vllm`."""
+
+  def __init__(self, transfer: str, held: str, **options: Any):
+    super().__init__(**options)
+    self._transfer = functions.load(transfer)
+    if held:
+      self.held = functions.load(held)
+
+  def start_weight_update(self) -> None:
+    """Begins an update."""
+    self._post("reset_prefix_cache", {})
+    self._post("start_weight_update", {})
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Lets the user's function send the tensors, then tells the server."""
+    for info in self._transfer(tensors):
+      self._post("update_weights", dict(update_info=info))
+
+  def finish_weight_update(self) -> None:
+    """Ends the update."""
+    self._post("finish_weight_update", {})
+
+
+class Files(VLLM):
+  """A client whose server gets its weights as files.
+
+  Nothing but a whole update is ever loaded: files are written under another
+  name first, and the server waits for its running requests, loads and drops its
+  caches before it takes further requests. If a part of this fails, the server
+  stays paused, and answers no later update with a success.
+
+  Args:
+    directory: that this process and the server see.
+  """
+
+  def __init__(self, directory: str, **options: Any):
+    super().__init__(**options)
+    # One directory for each server: what a killed run has left is replaced.
+    name = f"vllm-{zlib.crc32(self.url.encode()):08x}"
+    self._files = pathlib.Path(directory) / name
+    self._dtype = DTYPES["float32"]
+
+  def held(self) -> Held:
+    """The server's count of updates and checksums of its tensors."""
+    found = self._call("rl_held")
+    try:
+      return Held(found["updates"], found["crcs"])
+    except (TypeError, KeyError):
+      raise self._error("rl_held", servers.Fault(f"{found!r:.80}")) from None
+
+  def encode(self, x: np.ndarray) -> np.ndarray:
+    """A tensor in the server's type; -0, which its kernels lose, is 0."""
+    return x.astype(self._dtype) + self._dtype.type(0)
+
+  def start_weight_update(self) -> None:
+    """Asks for the type of the weights."""
+    name = servers.get(self._call("rl_dtype"), "dtype")
+    if name not in DTYPES:
+      raise self._error(
+          "rl_dtype", servers.Fault(f"its weights are {name!r:.40}")
+      )
+    self._dtype = DTYPES[name]
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes the tensors, which the server does not see yet."""
+    part = self._files.with_suffix(".part")
+    try:
+      for old in (part, self._files):
+        if old.exists():
+          shutil.rmtree(old)
+      part.mkdir(parents=True)
+      held: dict[str, np.ndarray] = {}
+      count = 0
+      for name, x in tensors:
+        held[name] = x
+        if sum(y.nbytes for y in held.values()) >= FILE_BYTES:
+          safetensors.numpy.save_file(held, part / f"{count:05}.safetensors")
+          held, count = {}, count + 1
+      if held:
+        safetensors.numpy.save_file(held, part / f"{count:05}.safetensors")
+      part.rename(self._files)
+    except OSError as e:
+      raise RunError(
+          f"rollout.engine.args.directory: {self._files}: {errors.one_line(e)};"
+          " name a directory with room for the weights, which this process and"
+          " the server see. The same command resumes the run"
+      ) from None
+
+  def finish_weight_update(self) -> None:
+    """Lets the server load the files, and removes them."""
+    self._post("pause?mode=wait", {})
+    self._call("rl_update", str(self._files))
+    self._post("reset_prefix_cache", {})
+    self._post("resume", {})
+    shutil.rmtree(self._files)
+
+  def _call(self, method: str, *args: str) -> Any:
+    """What the first worker returns."""
+    answer = self._post(
+        "collective_rpc", dict(method=method, args=args), LISTED
+    )
+    try:
+      return servers.get(answer, "results", 0)
+    except servers.Fault as e:
+      raise self._error("collective_rpc", e) from None
+
+
 def vllm(
     *,
-    transfer: str,
     model: str,
+    directory: str = "/dev/shm/rl_reason",
+    transfer: str = "",
     held: str = "",
     url: str = "http://127.0.0.1:8000",
     parallel: Annotated[int, (1, None)] = 256,
     seconds: Seconds = 3600.0,
     key_env: str = "",
-) -> VLLM:
-  """A vLLM server.
+) -> Routes | Files:
+  """A vLLM server, which `launch/vllm.sh` starts.
 
-  The server must run with `--logprobs-mode processed_logprobs`, unless the
+  Another one must run with `--logprobs-mode processed_logprobs`, unless the
   temperature is 1: by default, log-probs are taken before the temperature. With
   filters (`rollout.allow_filters`) leave the mode at its default and the
   temperature at 1: processed log-probs would be those after the filters.
 
   Args:
-    transfer: 'module:function', which gets an iterator of (name in
+    model: name under which the server serves the model.
+    directory: for the weights of each update, which the server reads: in memory
+      on one machine, of a shared file system for a server on another machine.
+    transfer: '' for these files, or 'module:function', which gets an iterator of (name in
       transformers, array), sends the tensors, and yields the update_info of
       each /update_weights; it yields nothing if the server needs no call.
-    model: name under which the server serves the model.
-    held: 'module:function', which asks the server, for instance by its route
+    held: of a `transfer` of your own: 'module:function', which asks the server, for instance by its route
       /collective_rpc, and returns `external.Held`; '': none.
     url: of the server.
     parallel: requests at a time.
@@ -170,7 +270,7 @@ def vllm(
       key itself appears in no config and no log. '': no key.
 
   Raises:
-    ConfigError: the variable is not set.
+    ConfigError: the variable is not set, or `held` has no `transfer`.
   """
   key = os.environ.get(key_env, "").strip()
   if key_env and not key:
@@ -179,4 +279,14 @@ def vllm(
         " is not set; export it with the key of the server, or leave the field"
         " empty"
     )
-  return VLLM(url, model, transfer, held, parallel, seconds, key)
+  options: dict[str, Any] = dict(
+      url=url, model=model, parallel=parallel, seconds=seconds, key=key
+  )
+  if transfer:
+    return Routes(transfer, held, **options)
+  if held:
+    raise errors.ConfigError(
+        f"rollout.engine.args.held = {held!r}: without rollout.engine.args."
+        "transfer the server itself says what it holds; leave the field empty"
+    )
+  return Files(directory, **options)

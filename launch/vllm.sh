@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Starts a vLLM server that samples for a run (rollout.engine.name = "vllm").
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: [NAME=value ...] launch/vllm.sh DIR [flag of vLLM ...]
+
+  launch/vllm.sh runs/sft/export/policy --port=8000
+  python -m rl_reason.main --config=configs/dapo.py \
+    --config.rollout.engine.name=vllm --config.rollout.engine.args.model=policy
+
+DIR is a model as transformers saves it. Everybody who reaches the port may
+change the weights: keep it on 127.0.0.1, the default, or behind a firewall.
+
+Environment:
+  PYTHON  of the environment that has vLLM, which needs no rl_reason;
+          default python
+  NAME    under which the server serves the model; default policy
+  DTYPE   of the weights; default float32: the trainer's precision
+  DRY_RUN 1 prints the command
+On a machine without a GPU:
+  VLLM_CPU_KVCACHE_SPACE        GiB of the cache; default 1
+  VLLM_CPU_OMP_THREADS_BIND     cores; default nobind
+END
+}
+case "${1-}" in -h | --help) usage; exit ;; esac
+if [[ $# == 0 ]]; then usage >&2; exit 2; fi
+
+dir=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+# The routes of an update, and the module next to this script.
+export VLLM_SERVER_DEV_MODE=1
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
+export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
+command=(
+  "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server
+  --model="$dir" --served-model-name="${NAME:-policy}"
+  --dtype="${DTYPE:-float32}" --host=127.0.0.1
+  # Log-probs are of the distribution that samples, at its temperature.
+  --logprobs-mode=processed_logprobs
+  # Stop tokens are those of the run, and of no file of the model.
+  --generation-config=vllm
+  --worker-extension-cls=vllm_worker.Extension
+  "$@"
+)
+if [[ "${DRY_RUN-}" == 1 ]]; then echo "${command[*]}"; exit; fi
+exec "${command[@]}"
