@@ -11,7 +11,7 @@ import torch
 
 
 class Extension:
-  """Methods of a worker. Tensors have the names of transformers."""
+  """Methods of a worker; tensors have the names of transformers."""
 
   rl_updates = 0  # that have ended
   rl_fault = ""  # of an update that has failed
@@ -27,6 +27,7 @@ class Extension:
     self.rl_fault = "it has not ended"
     try:
       self.reload_weights(weights_path=path)
+      self._rl_pack_head()
     except BaseException as e:
       self.rl_fault = f"{type(e).__name__}: {e}"
       raise
@@ -54,6 +55,16 @@ class Extension:
           " of them may be old: start the server anew"
       )
 
+  def _rl_tied(self) -> bool:
+    config = self.model_config.hf_text_config
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+  def _rl_pack_head(self) -> None:
+    """Packs a tied head for a CPU again: vLLM reloads only the table."""
+    for module in self.model_runner.get_model().modules():
+      if self._rl_tied() and type(module).__name__ == "ParallelLMHead":
+        module.quant_method.process_weights_after_loading(module)
+
   @torch.inference_mode()
   def _rl_crcs(self) -> dict:
     model = self.model_runner.get_model()
@@ -72,16 +83,14 @@ class Extension:
         if hasattr(module, "org_vocab_size"):  # the rest is padding
           x = x[: module.org_vocab_size]
         parts, names = [x], [last]
-        if last in merged and hasattr(module, "output_sizes"):
+        if len(merged.get(last, ())) > 1:
           parts, names = x.split(module.output_sizes), merged[last]
         for part, one in zip(parts, names, strict=True):
-          crcs[".".join(y for y in (before, one, kind) if y)] = _crc(
-              part, dtype
-          )
+          place = ".".join(y for y in (before, one, kind) if y)
+          crcs[place] = _crc(part, dtype)
     head, table = "lm_head.weight", "model.embed_tokens.weight"
-    if getattr(model.config, "tie_word_embeddings", False):
-      if crcs.pop(head, crcs[table]) != crcs[table]:
-        crcs[table] = -1  # the head is a packed copy of an older table
+    if self._rl_tied() and crcs.pop(head, crcs[table]) != crcs[table]:
+      crcs[table] = -1  # the head computes with another table
     return crcs
 
 

@@ -324,7 +324,9 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   finally:
     server.shutdown()
     server.server_close()
-  with pytest.raises(RunError, match="v1/completions: .* does the server run") as e:
+  with pytest.raises(
+      RunError, match="v1/completions: .* does the server run"
+  ) as e:
     dict(client.generate([request]))
   assert keys == {"Bearer secret-of-test"} and "secret" not in str(e.value)
   want = Completion([5, 6, 7], [-0.5] * 3, False)

@@ -143,6 +143,7 @@ class ExternalEngine:
     self.answers = callable(getattr(engine, "held", None))
     self._crcs: dict[str, int | None] = {}  # of what was sent
     self._updates: int | None = None  # that the engine should count
+    self._older: dict[str, Mapping[str, int | None]] = {}  # of older weights
 
   def stream(
       self,
@@ -296,8 +297,10 @@ class ExternalEngine:
     sent = [x() for x in self._sent]
     if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
       return
-    before = self._held().updates if self.answers else None
-    self._updates = None if before is None else before + 1
+    before = self._held() if self.answers else Held()
+    self._updates = None if before.updates is None else before.updates + 1
+    self._older.setdefault("before the run's first update", before.crcs)
+    self._older["of the update before"] = self._crcs
     self._crcs = dict.fromkeys(self._names)
     self._engine.start_weight_update()
     self._engine.update_weights(self._noted(self._tensors(params)))
@@ -326,9 +329,15 @@ class ExternalEngine:
           f" {self._updates}: it was started anew, or missed one"
       )
     other = [k for k, x in self._crcs.items() if held.crcs.get(k) != x]
-    if held.crcs and other:
-      return f"the engine holds other numbers in {_some(other, self._crcs)}"
-    return ""
+    if not held.crcs or not other:
+      return ""
+    whose = [
+        f", which are those {name}"
+        for name, crcs in self._older.items()
+        if all(held.crcs.get(k, None) == crcs.get(k, "") for k in other)
+    ]
+    some = _some(other, self._crcs)
+    return f"the engine holds other numbers in {some}{''.join(whose[:1])}"
 
 
 def _some(found: list[str], of: Mapping[str, Any]) -> str:

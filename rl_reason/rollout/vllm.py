@@ -25,9 +25,14 @@ from rl_reason.base.errors import RunError
 from rl_reason.rollout.external import Completion, Held, Request
 from rl_reason.rollout.sampling_filters import Filters
 
+COMPLETIONS = "v1/completions"
 Seconds = Annotated[float, (1e-3, None)]
 LISTED = 1 << 13  # KiB of an answer about all tensors
 FILE_BYTES = 2 << 30  # of a file; its tensors are in memory until it is written
+FAILED = (
+    "a part of its weights may be old, and it stays paused: start the server"
+    " anew with launch/vllm.sh, which sees rollout.engine.args.directory, too"
+)
 DTYPES = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -68,7 +73,7 @@ class VLLM:
 
   def _complete(self, request: Request) -> Completion:
     answer = self._post(
-        "v1/completions",
+        COMPLETIONS,
         dict(
             model=self._model,
             prompt=request.prompt,
@@ -85,9 +90,11 @@ class VLLM:
     try:
       return _completion(answer)
     except servers.Fault as e:
-      raise self._error("v1/completions", e) from None
+      raise self._error(COMPLETIONS, e) from None
 
-  def _post(self, path: str, body: dict[str, Any], tokens: int = 0) -> Any:
+  def _post(
+      self, path: str, body: dict[str, Any], tokens: int = 0, remedy: str = ""
+  ) -> Any:
     try:
       return servers.ask(
           f"{self.url}/{path}",
@@ -97,14 +104,22 @@ class VLLM:
           tokens=tokens,
       )
     except (OSError, servers.Fault) as e:
-      raise self._error(path, e) from None
+      raise self._error(path, e, remedy) from None
 
-  def _error(self, path: str, e: Exception) -> RunError:
+  def _error(self, path: str, e: Exception, remedy: str = "") -> RunError:
+    status = getattr(e, "status", 0)
+    if path == COMPLETIONS and status == 404:
+      remedy = (
+          f"set rollout.engine.args.model, {self._model!r}, to a name that the"
+          " server serves"
+      )
+    remedy = remedy or (
+        "does the server run there, started by launch/vllm.sh, and with the key"
+        " of rollout.engine.args.key_env? Its log says more"
+    )
     return RunError(
-        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; does the server"
-        " run there, started by launch/vllm.sh, and with the key of"
-        " rollout.engine.args.key_env? Its log says more. The same command"
-        " resumes the run"
+        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; {remedy}. The"
+        " same command resumes the run"
     )
 
 
@@ -219,17 +234,18 @@ class Files(VLLM):
 
   def finish_weight_update(self) -> None:
     """Lets the server load the files, and removes them."""
-    self._post("pause?mode=wait", {})
-    self._call("rl_update", str(self._files))
-    self._post("reset_prefix_cache", {})
-    self._post("resume", {})
-    shutil.rmtree(self._files)
+    try:
+      self._post("pause?mode=wait", {})
+      self._call("rl_update", str(self._files), remedy=FAILED)
+      self._post("reset_prefix_cache", {})
+      self._post("resume", {})
+    finally:
+      shutil.rmtree(self._files, ignore_errors=True)
 
-  def _call(self, method: str, *args: str) -> Any:
+  def _call(self, method: str, *args: str, remedy: str = "") -> Any:
     """What the first worker returns."""
-    answer = self._post(
-        "collective_rpc", dict(method=method, args=args), LISTED
-    )
+    body = dict(method=method, args=args)
+    answer = self._post("collective_rpc", body, LISTED, remedy)
     try:
       return servers.get(answer, "results", 0)
     except servers.Fault as e:
@@ -258,11 +274,13 @@ def vllm(
     model: name under which the server serves the model.
     directory: for the weights of each update, which the server reads: in memory
       on one machine, of a shared file system for a server on another machine.
-    transfer: '' for these files, or 'module:function', which gets an iterator of (name in
-      transformers, array), sends the tensors, and yields the update_info of
-      each /update_weights; it yields nothing if the server needs no call.
-    held: of a `transfer` of your own: 'module:function', which asks the server, for instance by its route
-      /collective_rpc, and returns `external.Held`; '': none.
+    transfer: '' for these files, or 'module:function', which gets an iterator
+      of (name in transformers, array), sends the tensors, and yields the
+      update_info of each /update_weights; it yields nothing if the server needs
+      no call.
+    held: of a `transfer` of your own: 'module:function', which asks the server,
+      for instance by its route /collective_rpc, and returns `external.Held`;
+      '': none.
     url: of the server.
     parallel: requests at a time.
     seconds: deadline of a request and its whole answer.
