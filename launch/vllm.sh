@@ -7,8 +7,9 @@ usage() {
 Usage: [NAME=value ...] launch/vllm.sh DIR [flag of vLLM ...]
 
   launch/vllm.sh runs/sft/export/policy --port=8000
-  python -m rl_reason.main --config=configs/dapo.py \
-    --config.rollout.engine.name=vllm --config.rollout.engine.args.model=policy
+
+Then a run with rollout.engine.name "vllm" and its argument model "policy"
+samples there (docs/scaling.md, External engines).
 
 DIR is a model as transformers saves it. Everybody who reaches the port may
 change the weights: keep it on 127.0.0.1, the default, or behind a firewall.

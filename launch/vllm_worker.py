@@ -40,7 +40,7 @@ class Extension:
     return {"dtype": str(self.model_config.dtype).removeprefix("torch.")}
 
   def rl_held(self) -> dict:
-    """The number of updates, and the CRC-32 of each tensor that it computes with.
+    """The number of updates, and the CRC-32 of each tensor that computes.
 
     The checksums are {} for models that are split over workers, quantized, or
     have experts: their tensors are no longer those of transformers.

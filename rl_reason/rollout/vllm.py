@@ -118,8 +118,8 @@ class VLLM:
         " of rollout.engine.args.key_env? Its log says more"
     )
     return RunError(
-        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; {remedy}. The"
-        " same command resumes the run"
+        f"rollout.engine: {self.url}/{path}: {errors.one_line(e)}; {remedy}."
+        " The same command resumes the run"
     )
 
 
