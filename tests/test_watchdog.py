@@ -4,10 +4,13 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 from conftest import child_env
 
 from rl_reason.configs import base
+from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display, watchdog
 
 CODE = """
@@ -45,14 +48,49 @@ def test_compilations_may_take_longer():
   said, screen = [], display.Display(active=False)
   screen.say = said.append
   dog = watchdog.Watchdog(screen, 0.1, 0.0)
-  screen.doing("compiling the update")
-  time.sleep(0.5)
-  assert not said
   screen.doing("waiting for the device")
+  with screen.compiling("the update"):
+    assert screen.where() == "compiling the update"
+    time.sleep(0.5)
+  assert not said
   time.sleep(0.5)
   dog.close()
   (line,) = said
   assert "at: waiting for the device" in line
+
+
+def test_programs_that_run_are_progress():
+  """While tokens are decoded no program compiles, and nothing hangs."""
+  said, screen = [], display.Display(active=False)
+  screen.say = said.append
+  once = CompiledOnce("f", jax.jit(lambda x: x + 1), screen)
+  screen.doing("evaluating")
+  once(np.zeros(1))
+  assert "compiled f" in said[0] and not screen.compiles
+  assert screen.where() == "evaluating"
+  screen.progressed = 0.0
+  once(np.zeros(1))
+  assert screen.progressed > 0
+
+
+def test_the_rest_of_a_stage_is_estimated_from_its_steps(monkeypatch):
+  """Neither compilations nor the evaluation before the first step count."""
+  now = 0.0
+  monkeypatch.setattr(display.time, "monotonic", lambda: now)
+  screen = display.Display(active=False)
+  screen.stage("RL", 10)
+  now = 100.0  # the evaluation at step 0
+  screen.steps_begin(0)
+  with screen.compiling("the update"), screen.compiling("the sampler"):
+    now += 300
+  assert screen.progressed == now
+  now += 5
+  screen.step(1)
+  assert "left 0:45" in screen.where()
+  screen.steps_begin(1)  # a later evaluation is part of the rest
+  now += 5
+  screen.step(2)
+  assert "left 0:40" in screen.where()
 
 
 @pytest.mark.slow

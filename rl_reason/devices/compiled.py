@@ -1,5 +1,6 @@
 """Ahead-of-time compilation: each program of a run compiles exactly once."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,11 @@ class Display(Protocol):
   def say(self, text: str) -> None:
     """Prints a line."""
 
-  def doing(self, text: str) -> None:
-    """Shows what the main thread is doing."""
+  def compiling(self, name: str) -> contextlib.AbstractContextManager:
+    """Shows a program while it compiles."""
+
+  def progress(self) -> None:
+    """Notes that the device has got further work."""
 
 
 class CompiledOnce:
@@ -59,22 +63,30 @@ class CompiledOnce:
   def __call__(self, *args):
     """Calls the executable, with the interface of the function."""
     if self._compiled is None:
-      self._display.doing(f"compiling {self._name}")
-      if self._ahead is not None:
-        ahead, self._ahead = self._ahead, None
+      return self._first_call(args)
+    self._display.progress()
+    with DISPATCH:
+      return self._compiled(*args)
+
+  def _first_call(self, args: tuple) -> Any:
+    """Compiles the program, or takes what was compiled ahead; and calls it."""
+    if self._ahead is not None:
+      ahead, self._ahead = self._ahead, None
+      with self._display.compiling(self._name):
         error = ahead.exception()
-        if error is None:
-          try:
-            with DISPATCH:
-              out = ahead.result()(*args)
-            self._compiled = ahead.result()
-            return out
-          except (TypeError, ValueError) as e:  # refused before anything runs
-            error = e
-        self._display.say(f"{self._name} was not compiled ahead: {error}")
-      start = time.monotonic()
+      if error is None:
+        try:
+          with DISPATCH:
+            out = ahead.result()(*args)
+          self._compiled = ahead.result()
+          return out
+        except (TypeError, ValueError) as e:  # refused before anything runs
+          error = e
+      self._display.say(f"{self._name} was not compiled ahead: {error}")
+    start = time.monotonic()
+    with self._display.compiling(self._name):
       self._compiled = self.lower(*args).compile()
-      seconds = time.monotonic() - start
-      self._display.say(f"compiled {self._name} in {seconds:.1f} s")
+    seconds = time.monotonic() - start
+    self._display.say(f"compiled {self._name} in {seconds:.1f} s")
     with DISPATCH:
       return self._compiled(*args)

@@ -5,9 +5,11 @@ compilation, so that no wait is silent. With `output_guard.guarded`, a lost
 screen does not stop the run.
 """
 
+import contextlib
 import re
 import threading
 import time
+from collections.abc import Iterator
 
 import rich.console
 import rich.markup
@@ -67,6 +69,8 @@ class Display:
     self.progressed = self._start  # the last time that the run made progress
     self._stage, self._step, self._total = "", 0, 0
     self._stage_start, self._stage_first = self._start, 0
+    self._compiling: list[str] = []  # programs, of several threads
+    self._compiled = 0.0  # seconds of the stage in which programs compiled
     self._bar: rich.progress.Progress | None = None
     self._end = threading.Event()
     if active:
@@ -83,11 +87,36 @@ class Display:
     self._activity, self.progressed = text, time.monotonic()
     self._render()
 
+  def progress(self) -> None:
+    """Notes that the run made progress; the screen stays as it is."""
+    self.progressed = time.monotonic()
+
+  @property
+  def compiles(self) -> bool:
+    """Whether a program compiles."""
+    return bool(self._compiling)
+
+  @contextlib.contextmanager
+  def compiling(self, name: str) -> Iterator[None]:
+    """Shows a program while it compiles, which is no part of a step."""
+    start, others = time.monotonic(), self.compiles
+    self._compiling.append(name)
+    self.progress()
+    self._render()
+    try:
+      yield
+    finally:
+      self._compiling.remove(name)
+      self.progress()
+      if not others:  # what compiles at the same time counts once
+        self._compiled += self.progressed - start
+
   def stage(self, name: str, total: int, first: int = 0) -> None:
     """Starts a stage of `total` steps at step `first`."""
     self.end_stage()
     self._stage, self._step, self._total = name, first, total
-    self._stage_start, self._stage_first = time.monotonic(), first
+    self._stage_first = first
+    self.steps_begin(first)
     self._fields = ""
     if self._active and self._console.is_terminal:
       rest = rich.table.Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -102,12 +131,17 @@ class Display:
       self._bar.start()
       self._task = self._bar.add_task(self.where(), total=total)
 
+  def steps_begin(self, step: int) -> None:
+    """The steps take their time from now on, if the stage has done none yet."""
+    if step == self._stage_first:
+      self._stage_start, self._compiled = time.monotonic(), 0.0
+
   def step(self, step: int, **fields) -> None:
     """Shows a finished step with its fields and the remaining time."""
     self._step, self._activity = step, ""
-    self.progressed = time.monotonic()
+    self.progress()
     done = step - self._stage_first
-    spent = time.monotonic() - self._stage_start
+    spent = self.progressed - self._stage_start - self._compiled
     if done > 0:
       fields["left"] = clock(spent / done * (self._total - step))
     self._fields = "  ".join(
@@ -144,7 +178,8 @@ class Display:
   def where(self) -> str:
     """The stage, its step, and what the main thread does."""
     at = f"{self._stage} {self._step}/{self._total}" if self._stage else ""
-    parts = (at, self._fields, self._activity)
+    compiling = [f"compiling {name}" for name in self._compiling[-1:]]
+    parts = (at, self._fields, *(compiling or [self._activity]))
     return printable("  ".join(x for x in parts if x))
 
   def _render(self) -> None:

@@ -46,7 +46,7 @@ class Watchdog:
       since = max(begin, self._display.progressed)
       waited = time.monotonic() - since
       where = self._display.where() or "outside of all stages"
-      limit = self._seconds * (COMPILING if "compiling" in where else 1)
+      limit = self._seconds * (COMPILING if self._display.compiles else 1)
       # One warning for each standstill.
       if self._seconds and waited > limit and said != since:
         said = since

@@ -111,6 +111,7 @@ def run(
       rewards=lambda: state.collector.rewards,
       purpose="both" if first_or_last else "choose",
   )
+  output.display.steps_begin(state.step)
   values |= resources.totals(state.counters)
   known = forgetting.best_before(c.rl.init, output.workdir)
   forgotten = forgetting.measured(values, known, c.evaluate.mean_of)
