@@ -1,0 +1,247 @@
+"""GRPO with a vLLM server that is vLLM, on this machine's CPUs.
+
+VLLM_PYTHON names the Python of an environment that has vLLM; else these tests
+are skipped. `.ci/run --slow` makes one.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from conftest import ROOT, child_env
+
+from rl_reason.base.errors import RunError
+from rl_reason.rollout import vllm
+
+PYTHON = os.environ.get("VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no Python"),
+    pytest.mark.xdist_group("vllm"),
+]
+SMOKE = "--config=configs/grpo.py:smoke"
+# Kernels of vLLM take no heads of 16.
+MODEL = ("width=128", "heads=2", "kv_heads=1", "head_dim=64")
+STARTED = 600  # seconds within which a server answers
+
+FAULTS = '''
+"""vLLM, where three updates go wrong."""
+
+from rl_reason.rollout import vllm
+
+LAYER = "model.layers.1."
+
+
+def engine(*, base: str, model: str, url: str):
+  client, count = vllm.vllm(model=model, url=url), 0
+  update, finish = client.update_weights, client.finish_weight_update
+
+  def update_weights(tensors):
+    nonlocal count
+    count += 1
+    update(x for x in tensors if count != 4 or not x[0].startswith(LAYER))
+
+  def finish_weight_update():
+    if count == 3:
+      return  # lost
+    finish()
+    if count == 2:
+      client._call("reload_weights_of", base)
+
+  def reload_base(method, *args, **rest):
+    if method != "reload_weights_of":
+      return call(method, *args, **rest)
+    body = dict(method="reload_weights", kwargs=dict(weights_path=base))
+    client._post("collective_rpc", body)
+    client._call("_rl_pack_head")
+
+  call, client._call = client._call, reload_base
+  client.update_weights = update_weights
+  client.finish_weight_update = finish_weight_update
+  return client
+'''
+
+
+def main(*flags, code=0, **env):
+  """What the command prints."""
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", *flags],
+      cwd=ROOT,
+      env=child_env() | env,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      timeout=1200,
+      check=False,
+  )
+  assert done.returncode == code, done.stdout
+  return done.stdout
+
+
+def command(url, model, workdir, *flags):
+  return (
+      *(SMOKE, "--config.sft.steps=0", f"--workdir={workdir}"),
+      f"--config.model.path={model}",
+      "--config.evaluate.every=0",
+      "--config.rollout.engine.name=vllm",
+      "--config.rollout.engine.args.model=policy",
+      f"--config.rollout.engine.args.url={url}",
+      "--config.correction.name=truncate",
+      *flags,
+  )
+
+
+def steps(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [x for x in map(json.loads, lines) if x["stage"] == "rl"]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+  """A model that knows the format, as transformers saves it."""
+  workdir = tmp_path_factory.mktemp("sft")
+  flags = SMOKE, f"--workdir={workdir}", *(f"--config.model.{x}" for x in MODEL)
+  main(*flags, "--stage=sft")
+  main(*flags, "--stage=export")
+  return workdir / "export/policy"
+
+
+@contextlib.contextmanager
+def running(model, log, dtype="float32"):
+  """The address of a vLLM server, and its process."""
+  with socket.create_server(("127.0.0.1", 0)) as place:
+    port = place.getsockname()[1]
+  url = f"http://127.0.0.1:{port}"
+  env = os.environ | dict(PYTHON=PYTHON, DTYPE=dtype, HF_HUB_OFFLINE="1")
+  command = ["launch/vllm.sh", model, f"--port={port}", "--enforce-eager"]
+  with open(log, "w") as out:
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=out, stderr=out, process_group=0
+    )
+  try:
+    end = time.monotonic() + STARTED
+    while True:
+      assert process.poll() is None and time.monotonic() < end, log.read_text()
+      with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        break
+      time.sleep(1)
+    yield url, process
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def url(policy, tmp_path_factory):
+  with running(policy, tmp_path_factory.mktemp("log") / "log") as (url, _):
+    yield url
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--config.rl.staleness=1", "--config.rl.old_logps=trainer"),
+        ("--config.lora.rank=4", "--config.rollout.temperature=0.8"),
+    ],
+    ids=["grpo", "staleness", "lora"],
+)
+def test_vllm_samples_with_the_policy(url, policy, tmp_path, flags):
+  """Log-probs of sampler and trainer agree, and no step has an alert."""
+  main(*command(url, policy, tmp_path, *flags))
+  found = steps(tmp_path)
+  assert len(found) == 3
+  assert max(x["rollout/logp_gap_mean"] for x in found) < 1e-5
+  assert not [k for x in found for k in x if k.startswith("alert/")]
+  # Batches sampled ahead: the first two are of the same policy.
+  policies = 2 if "--config.rl.staleness=1" in flags else 3
+  assert len({x["rollout/policy_digest"] for x in found}) == policies
+
+
+def test_faults_of_an_update_are_named(url, policy, tmp_path):
+  """Base weights, an update lost, a stale layer: vLLM's own tensors."""
+  (tmp_path / "faulty.py").write_text(FAULTS)
+  out = main(
+      *command(url, policy, tmp_path / "run"),
+      "--config.rollout.engine.name=faulty:engine",
+      f"--config.rollout.engine.args.base={policy}",
+      "--config.rl.steps=5",
+      "--config.rl.max_steps_uncertified=0",
+      PYTHONPATH=str(tmp_path),
+  )
+  print(out)
+  found = [
+      "alert/weights_of_another_policy" in x for x in steps(tmp_path / "run")
+  ]
+  assert found == [False, True, True, True, False]
+  for words in (
+      "those before the run's first update",
+      "updates of its weights in place of",
+      "those of the update before",
+  ):
+    assert words in out
+
+
+def test_a_wrong_name_is_named(url, policy, tmp_path):
+  wrong = "--config.rollout.engine.args.model=nope"
+  out = main(*command(url, policy, tmp_path, wrong), code=1)
+  assert "does not exist" in out and "args.model, 'nope', to a name" in out
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_a_kill_and_a_failed_update_end_the_run(policy, tmp_path, dtype):
+  """The same command resumes it, with a new server."""
+  tensors = safetensors.numpy.load_file(policy / "model.safetensors")
+  workdir, steps_8 = tmp_path / "run", "--config.rl.steps=8"
+  with running(policy, tmp_path / "log", dtype) as (url, process):
+    port = url.rpartition(":")[2]
+    run = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rl_reason.main"),
+            *command(
+                url, policy, workdir, steps_8, "--config.checkpoint.every=1"
+            ),
+        ],
+        cwd=ROOT,
+        env=child_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while (
+        len(steps(workdir) if (workdir / "metrics.jsonl").exists() else ()) < 2
+    ):
+      assert run.poll() is None, run.communicate()[0]
+      time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    out, _ = run.communicate(timeout=600)
+    assert run.returncode == 1, out
+    assert f"error: rollout.engine: {url}/" in out and "resumes the run" in out
+    assert "Traceback" not in out
+  with running(policy, tmp_path / "log", dtype) as (url, process):
+    main(*command(url, policy, workdir, steps_8))
+    found = steps(workdir)
+    assert [x["step"] for x in found] == [*range(1, 9)]
+    assert not [k for x in found for k in x if k.startswith("alert/weights")]
+    print([x["rollout/logp_gap_mean"] for x in found])
+
+    # A file of the wrong shape: after it, the server takes nothing any more.
+    client = vllm.vllm(url=url, model="policy", seconds=60)
+    for shape in ((3, 3), None):
+      client.start_weight_update() if shape else None
+      bad = tensors | {"model.norm.weight": np.ones(shape or 128, np.float32)}
+      client.update_weights((k, client.encode(x)) for k, x in bad.items())
+      with pytest.raises(RunError, match="start the server anew") as e:
+        client.finish_weight_update()
+      print(e.value)
