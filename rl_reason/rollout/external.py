@@ -301,6 +301,8 @@ class ExternalEngine:
     self._updates = None if before.updates is None else before.updates + 1
     self._older.setdefault("before the run's first update", before.crcs)
     self._older["of the update before"] = self._crcs
+    if self._crcs:
+      self._older.setdefault("of the run's first update", self._crcs)
     self._crcs = dict.fromkeys(self._names)
     self._engine.start_weight_update()
     self._engine.update_weights(self._noted(self._tensors(params)))
