@@ -100,6 +100,11 @@ FREE = (
     "kl.max_prompt",
     "kl.server.",
     "rollout.slots",
+    "rollout.engine.args.url",
+    "rollout.engine.args.directory",
+    "rollout.engine.args.parallel",
+    "rollout.engine.args.seconds",
+    "rollout.engine.args.key_env",
     "updates.token_budget",
     "content.",  # of content.record
     "evaluate.against",
