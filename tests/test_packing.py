@@ -1,5 +1,6 @@
 """Packed rows: nothing is lost, and nothing but rounding changes."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -278,7 +279,11 @@ def test_eight_devices_pack_as_one_does():
 def test_programs_compile_once():
   """Forty steps of rows of any lengths; another shape is refused."""
   rng, counts, lines = np.random.default_rng(0), set(), []
-  show = types.SimpleNamespace(say=lines.append, doing=lambda line: None)
+  show = types.SimpleNamespace(
+      say=lines.append,
+      compiling=contextlib.nullcontext,
+      progress=lambda: None,
+  )
   program = compiled.CompiledOnce(
       "count", jax.jit(jax.vmap(packing.num_used)), show
   )

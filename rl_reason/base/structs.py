@@ -141,6 +141,25 @@ class Steps:
 
 
 @struct.dataclass
+class Shared:
+  """Prompts of packed rows, once for all responses that follow in the row.
+
+  The last token of a prompt is not shared: each response begins with a copy,
+  which predicts its first token.
+
+  Attributes:
+    prompt_RL2: int32, where in its row the prompt of each token begins and
+      ends; the token sees it too.
+    copies_RL: int32, sequences that a token is part of; 0 for padding.
+    longest: tokens of the longest prompt and of the longest response; static.
+  """
+
+  prompt_RL2: Array
+  copies_RL: Array
+  longest: tuple[int, int] = struct.field(pytree_node=False)
+
+
+@struct.dataclass
 class Packed:
   """Rows laid end to end: what a forward pass reads.
 
@@ -160,6 +179,8 @@ class Packed:
     reference: the rows as the reference of a KL reads them, with prompts of its
       own and each response token at the same place; without source_BT. None: it
       reads the same rows.
+    shared: the prompts that responses of a row share; None: each sequence has a
+      segment with a prompt of its own.
   """
 
   tokens_RL: Array
@@ -168,6 +189,7 @@ class Packed:
   source_BT: Array
   record: Tree | None = None
   reference: "Packed | None" = None
+  shared: Shared | None = None
 
 
 @struct.dataclass

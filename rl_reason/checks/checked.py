@@ -49,6 +49,7 @@ RULES = (
     rl_rules.process,
     rl_rules.rollouts,
     rl_rules.partial_groups,
+    rl_rules.packing,
     rl_rules.replay,
     rl_rules.engine,
     rl_rules.advantages,

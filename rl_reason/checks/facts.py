@@ -70,9 +70,7 @@ def batch_options(c) -> dict[str, bool]:
   inputs = functions.signature("surrogate", c.surrogate.name).inputs
   # The old log-probs of one on-policy update are the sampler's.
   reads_sampler = "sampler_logps_BT" in inputs and not on_policy(c)
-  return dict(
-      mask_truncated=c.loss.mask_truncated, reads_sampler=reads_sampler
-  )
+  return dict(mask_truncated=c.loss.mask_truncated, reads_sampler=reads_sampler)
 
 
 def reads_squares(c) -> bool:
@@ -208,6 +206,29 @@ def packed_rows(c, num_shards: int = 1) -> int:
     num_shards: shards of the rows; each has a token budget of its own.
   """
   return num_shards * max(c.updates.token_budget // row_slots(c), 1)
+
+
+def unshared_prompts(c) -> str:
+  """Why packed rows cannot hold the prompt of a group once; '' if they can.
+
+  Kernels of attention are another reason.
+  """
+  if c.kl.privileged:
+    return "a reference reads prompts of its own (kl.privileged)"
+  if teacher_server(c):
+    return "a server reads whole sequences (kl.reference)"
+  if packed_rows(c) < 2:
+    return "updates.token_budget holds a single row of maximal length"
+  return ""
+
+
+def saves_tokens(c) -> bool:
+  """Whether prompts that occur once save a fifth of the tokens of full rows.
+
+  For as many tokens, attention to shared prompts takes longer.
+  """
+  r, rows = c.rollout, min(c.rollout.group_size, packed_rows(c))
+  return 5 * (rows - 1) * r.max_prompt >= rows * row_slots(c)
 
 
 def teacher_server(c) -> bool:

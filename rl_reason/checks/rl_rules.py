@@ -62,6 +62,13 @@ def rollouts(c) -> Iterator[Rule]:
     )
 
 
+def packing(c) -> Iterator[Rule]:
+  """Packed rows that hold the prompt of a group once."""
+  if c.updates.share_prompts == "always" and c.rl.steps:
+    if reason := facts.unshared_prompts(c):
+      yield "updates.share_prompts", f"{reason}: use 'auto' or 'never'"
+
+
 def replay(c) -> Iterator[Rule]:
   """Replay of older groups."""
   r = c.rollout

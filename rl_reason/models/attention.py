@@ -21,7 +21,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Array
+from rl_reason.base.structs import Array, Shared
 from rl_reason.devices import sharding
 from rl_reason.models import cudnn, linear, packed_attention, pallas, sequence
 from rl_reason.models.kernels import by_layer, cached, paged
@@ -144,28 +144,39 @@ def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
   )
 
 
-def packed(segments_BL: Array, *, chunks: bool = False) -> Attend:
+def packed(
+    segments_BL: Array, shared: Shared | None = None, *, chunks: bool = False
+) -> Attend:
   """Causal attention within segments: a token sees its segment up to itself.
 
   Args:
     segments_BL: int32, tokens of a sequence are adjacent and share a number; 0
       is padding, which sees only padding.
+    shared: prompts that tokens see, too; only with kernels of XLA.
     chunks: whether rows are the chunks of `sequence.split`.
   """
 
   def attend(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache):
-    others = dict(xla=packed_attention.attend, cudnn=cudnn.attend)
+    in_xla, of_tokens = packed_attention.attend, (segments_BL,)
+    if shared is not None and kernels != "xla":
+      raise ValueError(
+          f"{kernels} has no masks for shared prompts: set"
+          " updates.share_prompts = 'never'"
+      )
+    if shared is not None:
+      in_xla = functools.partial(in_xla, longest=shared.longest)
+      of_tokens += (shared.prompt_RL2,)
+    others = dict(xla=in_xla, cudnn=cudnn.attend)
     fn = others.get(kernels, functools.partial(pallas.packed, kernels))
     if chunks:
-      fn = sequence.whole_rows(fn)
+      fn = sequence.whole_rows(fn, in_xla)
     # Rows and heads are independent: each device computes its own.
     keys = "batch", None, "kv_heads", None
     queries = *keys, None
-    run = sharding.by_device(
-        fn, (queries, keys, keys, ("batch", None)), queries
-    )
+    axes = [("batch", *(None,) * (x.ndim - 1)) for x in of_tokens]
+    run = sharding.by_device(fn, (queries, keys, keys, *axes), queries)
     q_BLKQC = q_BLKQC * q_BLKQC.shape[-1] ** -0.5
-    return run(q_BLKQC, k_BLKC, v_BLKC, segments_BL), cache
+    return run(q_BLKQC, k_BLKC, v_BLKC, *of_tokens), cache
 
   return attend
 

@@ -313,7 +313,7 @@ def hidden(
     hidden [R, L, D], and the routing of `forward`.
   """
   p = jax.tree.map(sequence.split, packed.replace(source_BT=None))
-  attend = attention.packed(p.segments_RL, chunks=True)
+  attend = attention.packed(p.segments_RL, p.shared, chunks=True)
   rows = p.tokens_RL, p.positions_RL, attend
   hidden_RLD, _, routing = forward(params, cfg, *rows, record=p.record)
   return hidden_RLD, routing

@@ -235,7 +235,10 @@ def loss(
     metrics["router_agreement"] = jnp.sum(mean_BT * agree_BT)
   if aux:
     used = _used(routing.routes_XK, given)
-    value = balance(used, routing.probs_XE, segments_RL.reshape(-1) > 0)
+    copies_RL = segments_RL > 0
+    if packed.shared is not None:
+      copies_RL = sequence.split(packed.shared.copies_RL)
+    value = balance(used, routing.probs_XE, copies_RL.reshape(-1))
     # Micro-batches are weighted by their response tokens.
     metrics["router_aux_loss"] = value = value * mean_BT.sum()
     total = aux * value
@@ -248,16 +251,17 @@ def agreement(routing: Routing, given_XK: Array) -> Array:
   return same.any(-1).mean((0, 2))
 
 
-def balance(routes_XK: Array, probs_XE: Array, mask_X: Array) -> Array:
+def balance(routes_XK: Array, probs_XE: Array, copies_X: Array) -> Array:
   """E times the sum over experts of their share of tokens and probability.
 
-  As in transformers, over the tokens of all layers ([layers, X, K or E]). The
+  As in transformers, over the tokens of all layers ([layers, X, K or E]), each
+  as often as sequences have it; padding has 0 copies. The
   value is K if all experts are chosen equally often (arXiv:2101.03961, eq 4 to
   6, has K = 1).
   """
-  count = jnp.maximum(mask_X.sum() * len(routes_XK), 1)
+  count = jnp.maximum(copies_X.sum() * len(routes_XK), 1)
   experts = probs_XE.shape[-1]
   chosen_XE = (routes_XK[..., None] == jnp.arange(experts)).sum(-2)
-  share_E = jnp.sum(chosen_XE * mask_X[:, None], (0, 1)) / count
-  prob_E = jnp.sum(probs_XE * mask_X[:, None], (0, 1)) / count
+  share_E = jnp.sum(chosen_XE * copies_X[:, None], (0, 1)) / count
+  prob_E = jnp.sum(probs_XE * copies_X[:, None], (0, 1)) / count
   return experts * jnp.sum(share_E * prob_E)

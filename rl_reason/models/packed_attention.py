@@ -5,9 +5,9 @@ The backward pass recomputes the scores, as in FlashAttention
 Shapes here: X queries of a tile; S keys that they may see; Z = Q * X.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,10 @@ def attend(
     k_BLKC: Array,
     v_BLKC: Array,
     segments_BL: Array,
+    prompt_BL2: Array | None = None,
     first_query: Array | None = None,
+    *,
+    longest: tuple[int, int] = (0, 0),
 ) -> Array:
   """Causal attention of scaled queries within segments, softmax in fp32.
 
@@ -38,21 +41,87 @@ def attend(
     k_BLKC: keys of whole rows.
     v_BLKC: values of whole rows.
     segments_BL: as in `models.attention.packed`.
+    prompt_BL2: of whole rows, the place of the shared prompt of each token, see
+      `Shared`; None: no prompt is shared.
     first_query: position of the first query in its row, int32; None for queries
       of whole rows.
+    longest: `Shared.longest`, with shared prompts.
   """
-  heads_first = (
-      q_BLKQC.transpose(0, 2, 3, 1, 4),
-      k_BLKC.swapaxes(1, 2),
-      v_BLKC.swapaxes(1, 2),
-  )
-  first_BL = first_keys(segments_BL)
-  if first_query is not None:
-    first_BL = jax.lax.dynamic_slice_in_dim(
-        first_BL, first_query, q_BLKQC.shape[1], 1
+  length = q_BLKQC.shape[1]
+  first_BL, at_BL = first_keys(segments_BL), None
+  if first_query is not None or prompt_BL2 is not None:
+    start = 0 if first_query is None else first_query
+    at_L = start + jnp.arange(length)
+    at_BL = jnp.broadcast_to(at_L, (len(first_BL), length))
+    first_BL, prompt_BL2 = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, 1),
+        (first_BL, prompt_BL2),
     )
-  out_BKQLC = _attend_rows(*heads_first, first_BL, first_query)
-  return out_BKQLC.transpose(0, 3, 1, 2, 4)
+  rows = q_BLKQC, k_BLKC, v_BLKC, Seen(first_BL, at_BL, prompt_BL2)
+  if prompt_BL2 is not None:
+    rows = _tiles_of_rows(*rows, longest)
+  q, k, v, seen = rows
+  heads_first = q.transpose(0, 2, 3, 1, 4), k.swapaxes(1, 2), v.swapaxes(1, 2)
+  out_BKQLC = _attend_rows(*heads_first, seen)
+  out_BLKQC = out_BKQLC.transpose(0, 3, 1, 2, 4)
+  if prompt_BL2 is None:
+    return out_BLKQC
+  whole = out_BLKQC.reshape(len(q_BLKQC), -1, *q_BLKQC.shape[2:])
+  return whole[:, :length]
+
+
+class Seen(NamedTuple):
+  """Which keys a query sees, up to its own place.
+
+  Attributes:
+    first_BL: the first key of its segment.
+    at_BL: the place of the query; None for queries of whole rows.
+    prompt_BL2: begin and end of a prompt that it sees too; None: of none.
+    at_BS: the place of each key, with prompt_BL2.
+  """
+
+  first_BL: Array
+  at_BL: Array | None = None
+  prompt_BL2: Array | None = None
+  at_BS: Array | None = None
+
+
+def _tiles_of_rows(q_BLKQC, k_BLKC, v_BLKC, seen, longest):
+  """Tiles of queries as rows, with the keys that they may see.
+
+  The queries of a tile see keys in two places: at most `response` keys before
+  the first query and up to the last one, and the prompt of the first query.
+  (The prompt of another sequence begins in the tile.) So the work of a token
+  does not grow with its row.
+  """
+  prompt, response = longest
+  (rows, length), slots = q_BLKQC.shape[:2], k_BLKC.shape[1]
+  size = max(TILE, -(-(prompt + response) // MAX_TILES))
+
+  def tiled(x):
+    # More queries, which see the keys of the last one.
+    edges = ((0, 0), (0, -length % size)) + ((0, 0),) * (x.ndim - 2)
+    x = jnp.pad(x, edges, mode="edge")
+    return x.reshape(-1, size, *x.shape[2:])
+
+  tiles = jax.tree.map(tiled, seen)
+  window = min(size + response, slots)
+  begin_W1 = jnp.clip(tiles.at_BL[:, :1] - response, 0, slots - window)
+  prompt = min(prompt, slots)
+  prompt_W1 = jnp.minimum(tiles.prompt_BL2[:, :1, 0], slots - prompt)
+  of_prompt_WS = prompt_W1 + jnp.arange(prompt)
+  near_WS = begin_W1 + jnp.arange(window)
+  keys_WS = jnp.concatenate([of_prompt_WS, near_WS], 1)
+  # A key in both places counts once: its copy is behind all queries.
+  once_WS = jnp.where(of_prompt_WS < begin_W1, of_prompt_WS, slots)
+  seen = tiles._replace(at_BS=jnp.concatenate([once_WS, near_WS], 1))
+
+  def read(x_BLKC):
+    of_rows = keys_WS.reshape(rows, -1)
+    found = jax.vmap(lambda x, at: x[at])(x_BLKC, of_rows)
+    return found.reshape(*keys_WS.shape, *x_BLKC.shape[2:])
+
+  return tiled(q_BLKQC), read(k_BLKC), read(v_BLKC), seen
 
 
 def first_keys(segments_BL: Array) -> Array:
@@ -94,26 +163,22 @@ def softmax_shift(row_max: Array) -> Array:
 
 
 @jax.custom_vjp
-def _attend_rows(q_BKQLC, k_BKLC, v_BKLC, first_BL, first_query):
-  return _rows_forward(q_BKQLC, k_BKLC, v_BKLC, first_BL, first_query)[0]
+def _attend_rows(q_BKQLC, k_BKLC, v_BKLC, seen):
+  return _rows_forward(q_BKQLC, k_BKLC, v_BKLC, seen)[0]
 
 
-def _rows_forward(*args):
-  *rows, first_query = args
+def _rows_forward(*rows):
   # Without the barrier, differentiation computes the masks of all rows before
   # the layers, and keeps them: [B, K, Q, X, S] for each tile.
   rows = jax.lax.optimization_barrier(rows)
-  fn = functools.partial(_row_forward, first_query)
-  out_BKQLC, logsumexp_BKQL = _map_rows(fn, tuple(rows))
+  out_BKQLC, logsumexp_BKQL = _map_rows(_row_forward, rows)
   out_BKQLC = checkpoint_name(out_BKQLC, SAVED)
   logsumexp_BKQL = checkpoint_name(logsumexp_BKQL, SAVED)
-  return out_BKQLC, (first_query, *rows, out_BKQLC, logsumexp_BKQL)
+  return out_BKQLC, (*rows, out_BKQLC, logsumexp_BKQL)
 
 
 def _rows_backward(saved, grad_BKQLC):
-  first_query, *rows = saved
-  fn = functools.partial(_row_backward, first_query)
-  return *_map_rows(fn, (*rows, grad_BKQLC)), None, None
+  return *_map_rows(_row_backward, (*saved, grad_BKQLC)), None
 
 
 _attend_rows.defvjp(_rows_forward, _rows_backward)
@@ -140,22 +205,26 @@ def _tiles(length: int, keys: int | None) -> list[tuple[slice, int]]:
   return [(tile, keys or tile.stop) for tile in tiles]
 
 
-def _visible(tile: slice, keys: int, first_L, first_query):
+def _visible(tile: slice, keys: int, seen: Seen):
   """Whether the queries of a tile see each of the first keys: bool [X, S]."""
-  at_S, at_X1 = jnp.arange(keys), jnp.arange(len(first_L))[tile, None]
-  if first_query is not None:
-    at_X1 += first_query
-  return (first_L[tile, None] <= at_S) & (at_S <= at_X1)
+  first_L, at_L, prompt_L2, at_S = seen
+  at_S = jnp.arange(keys) if at_S is None else at_S
+  at_L = jnp.arange(len(first_L)) if at_L is None else at_L
+  visible = first_L[tile, None] <= at_S
+  if prompt_L2 is not None:
+    begin_X1, end_X1 = jnp.split(prompt_L2[tile], 2, -1)
+    visible |= (begin_X1 <= at_S) & (at_S < end_X1)
+  return visible & (at_S <= at_L[tile, None])
 
 
-def _row_forward(first_query, q_KQLC, k_KLC, v_KLC, first_L):
+def _row_forward(q_KQLC, k_KLC, v_KLC, seen):
   """Attention of one row [K, Q, L, C], and the logsumexp of its scores."""
   outs, logsumexps = [], []
-  all_keys = None if first_query is None else k_KLC.shape[1]
-  for tile, keys in _tiles(len(first_L), all_keys):
+  all_keys = None if seen.at_BL is None else k_KLC.shape[1]
+  for tile, keys in _tiles(q_KQLC.shape[2], all_keys):
     k_KSC, v_KSC = k_KLC[:, :keys], v_KLC[:, :keys]
     scores = einsum32("KQXC,KSC->KQXS", q_KQLC[:, :, tile], k_KSC)
-    visible = _visible(tile, keys, first_L, first_query)
+    visible = _visible(tile, keys, seen)
     scores = jnp.where(visible, scores, MASK_VALUE)
     shift = softmax_shift(scores.max(-1, keepdims=True))
     terms = softmax_terms(scores, shift, v_KSC.dtype)
@@ -167,11 +236,10 @@ def _row_forward(first_query, q_KQLC, k_KLC, v_KLC, first_L):
 
 
 def _row_backward(
-    first_query,
     q_KQLC,
     k_KLC,
     v_KLC,
-    first_L,
+    seen,
     out_KQLC,
     logsumexp_KQL,
     grad_KQLC,
@@ -185,8 +253,8 @@ def _row_backward(
   mean_KQL = product.sum(-1)
   kv, group, _, dim = q_KQLC.shape
   grad_q, grad_k, grad_v = [], jnp.zeros_like(k_KLC), jnp.zeros_like(v_KLC)
-  all_keys = None if first_query is None else k_KLC.shape[1]
-  for tile, keys in _tiles(len(first_L), all_keys):
+  all_keys = None if seen.at_BL is None else k_KLC.shape[1]
+  for tile, keys in _tiles(q_KQLC.shape[2], all_keys):
     k_KSC, v_KSC = k_KLC[:, :keys], v_KLC[:, :keys]
     # The queries of all heads of a key in one axis: Z = Q * X.
     q_KZC, grad_KZC = (
@@ -198,7 +266,7 @@ def _row_backward(
 
     # Recomputes probabilities from the saved logsumexp.
     scores = by_head(einsum32("KSC,KZC->KSZ", k_KSC, q_KZC))
-    visible_XS = _visible(tile, keys, first_L, first_query)
+    visible_XS = _visible(tile, keys, seen)
     scores = jnp.where(visible_XS.T[:, None], scores, MASK_VALUE)
     probs = jnp.exp(scores - logsumexp_KQL[:, None, :, tile])
     # The gradient of the scores: p (dp - sum(p dp)).

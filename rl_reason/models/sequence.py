@@ -15,7 +15,6 @@ import jax
 
 from rl_reason.base.structs import Array
 from rl_reason.devices import sharding
-from rl_reason.models import packed_attention
 
 AXIS = "sequence"
 
@@ -74,7 +73,9 @@ def full_width(embed_VD: Array) -> Array:
   return sharding.constrain(embed_VD, vocab, None)
 
 
-def whole_rows(attend: Callable[..., Array]) -> Callable[..., Array]:
+def whole_rows(
+    attend: Callable[..., Array], in_xla: Callable[..., Array]
+) -> Callable[..., Array]:
   """Attention of whole rows as a function of their chunks, in a shard_map.
 
   If S divides the number of key heads, devices exchange heads for tokens
@@ -83,7 +84,9 @@ def whole_rows(attend: Callable[..., Array]) -> Callable[..., Array]:
   values, and attends in XLA with the queries of its chunks.
 
   Args:
-    attend: (q_BLKQC, k_BLKC, v_BLKC, segments_BL) -> out_BLKQC, of whole rows.
+    attend: (q_BLKQC, k_BLKC, v_BLKC, segments_BL and other arrays of the
+      tokens) -> out_BLKQC, of whole rows.
+    in_xla: `packed_attention.attend` of the same arrays.
   """
   parts = _shards(AXIS)
   if parts == 1:
@@ -93,17 +96,17 @@ def whole_rows(attend: Callable[..., Array]) -> Callable[..., Array]:
   )
   exchange = functools.partial(jax.lax.all_to_all, axis_name=AXIS, tiled=True)
 
-  def run(q_BLKQC, k_BLKC, v_BLKC, segments_BL):
-    segments_BZ = gather(segments_BL)
+  def run(q_BLKQC, k_BLKC, v_BLKC, *of_tokens):
+    of_rows = [gather(x) for x in of_tokens]
     if k_BLKC.shape[2] % parts == 0:
       q_BZKQC, k_BZKC, v_BZKC = (
           exchange(x, split_axis=2, concat_axis=1)
           for x in (q_BLKQC, k_BLKC, v_BLKC)
       )
-      out_BZKQC = attend(q_BZKQC, k_BZKC, v_BZKC, segments_BZ)
+      out_BZKQC = attend(q_BZKQC, k_BZKC, v_BZKC, *of_rows)
       return exchange(out_BZKQC, split_axis=1, concat_axis=2)
     first = jax.lax.axis_index(AXIS) * q_BLKQC.shape[1]
-    keys = gather(k_BLKC), gather(v_BLKC), segments_BZ
-    return packed_attention.attend(q_BLKQC, *keys, first)
+    keys = gather(k_BLKC), gather(v_BLKC)
+    return in_xla(q_BLKQC, *keys, *of_rows, first_query=first)
 
   return run

@@ -284,7 +284,7 @@ def packed_in_parts(segments_1P: Array) -> attention.Attend:
 
     def part(start):
       own = jax.lax.dynamic_slice_in_dim(q, start, PART, 1)
-      return packed_attention.attend(own, k, v, segments, start)[0]
+      return packed_attention.attend(own, k, v, segments, None, start)[0]
 
     out = jax.lax.map(part, starts).reshape(q.shape)
     return out[:, :length], cache

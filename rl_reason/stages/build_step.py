@@ -29,11 +29,13 @@ from rl_reason.devices.randomness import host_seed
 from rl_reason.models import collision, critic, decoder
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import finished_baseline, optimizers
+from rl_reason.stages.model import shares_prompts
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     optimizer as optimizer_lib,
     packing,
+    shared_prompts,
     step,
 )
 
@@ -96,8 +98,12 @@ def packed_rows(c, mesh: jax.sharding.Mesh) -> int:
 
 def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
   """(rollouts, step) -> `packing.plan` of their minibatches."""
+  packer = packing.pack
+  if shares_prompts(c):
+    packer = functools.partial(shared_prompts.pack, join=facts.packed_rows(c))
   return functools.partial(
       packing.plan,
+      packer=packer,
       packed_rows=packed_rows(c, mesh),
       minibatches=c.updates.minibatches,
       epochs=c.updates.epochs,

@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Batch, Packed, Tree
+from rl_reason.base.structs import Batch, Packed, Shared, Tree
 from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import build_step, optimizers
-from rl_reason.stages.model import Model, reference_shape
+from rl_reason.stages.model import Model, reference_shape, shares_prompts
 from rl_reason.training import packing
 from rl_reason.training.optimizer import abstract_state
 
@@ -30,6 +30,8 @@ def policy_update(c, model: Model, display: Display) -> Callable:
   same time could change its choice, and bits of the results. On a GPU the
   update therefore compiles at its first call.
   """
+  if shares_prompts(c):
+    display.say("packed rows hold each prompt once (updates.share_prompts)")
   update: Any = program(c, model, display)
   if jax.default_backend() == "gpu":
     return update
@@ -65,12 +67,17 @@ def update_arguments(c, model: Model) -> tuple:
     axes = (None, "batch", *(None for _ in sizes))
     return array((count, rows, *sizes), dtype, *axes)
 
-  def packed(rows, length=length, slots=slots):
+  def packed(rows, length=length, slots=slots, join=1):
     micro = packing.max_micro_batches(rows, packed_rows)
-    shape = count, micro, packed_rows, slots
+    shape = count, micro, packed_rows // join, slots * join
     tokens = array(shape, jnp.int32, None, None, "rows", None)
     source = by_row(jnp.int32, length, rows=rows)
-    return Packed(tokens, tokens, tokens, source)
+    found = Packed(tokens, tokens, tokens, source)
+    if join == 1:
+      return found
+    prompt = array((*shape, 2), jnp.int32, None, None, "rows", None, None)
+    longest = slots - length, length
+    return found.replace(shared=Shared(prompt, tokens, longest))
 
   reads_sampler = facts.batch_options(c)["reads_sampler"]
   batch = abstract_batch(by_row, length, reads_sampler)
@@ -82,7 +89,8 @@ def update_arguments(c, model: Model) -> tuple:
     full = _abstract(cfg, mesh)
     cast = jax.eval_shape(lambda x: linear.cast(x, cfg.dtype), full)
     base = _placed(cast, jax.tree.map(lambda x: x.sharding, full))
-  packed_M = packed(rows, slots=facts.row_slots(c))
+  join = facts.packed_rows(c) if shares_prompts(c) else 1
+  packed_M = packed(rows, slots=facts.row_slots(c), join=join)
   if c.kl.privileged:
     packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
   reference = None

@@ -104,6 +104,24 @@ def attention_backend(c, backend: str = "") -> tuple[str, str]:
   return name, reason
 
 
+def shares_prompts(c) -> bool:
+  """Whether packed rows of RL hold the prompt of a group once.
+
+  Raises:
+    ConfigError: kernels compute attention, with updates.share_prompts = always.
+  """
+  wanted, kernel = c.updates.share_prompts, attention_backend(c)[0]
+  if wanted == "always" and kernel != "xla":
+    raise errors.ConfigError(
+        f"updates.share_prompts = 'always': attention is computed by {kernel},"
+        " whose masks have no shared prompts: use 'auto', or model.attention ="
+        " 'xla'"
+    )
+  possible = kernel == "xla" and not facts.unshared_prompts(c)
+  wants = wanted == "always" or (wanted == "auto" and facts.saves_tokens(c))
+  return possible and wants
+
+
 def critic_config(c, trunk: decoder.ModelConfig) -> critic.CriticConfig:
   """The static shape of the critic of a config."""
   return functions.bind("critic_head", c.critic.head)(trunk)

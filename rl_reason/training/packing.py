@@ -100,11 +100,14 @@ def pack(
     rows: int,
     unit: int = 1,
     record: Tree | None = None,
+    spots: tuple | None = None,
 ) -> Packed:
   """Packs a minibatch of rows that are padded on both sides.
 
   Arrays are as in `Rollouts`. A micro-batch has `rows` packed rows, as long as
-  the padded rows; `unit` adjacent rows share a micro-batch.
+  the padded rows; `unit` adjacent rows share a micro-batch. `spots` replaces
+  `place`: the shape [A, R, L], the packed row and the first slot of each
+  sequence, and how many of its first tokens another sequence writes.
 
   Returns:
     tokens, positions, segments [A, R, L], source [B, T], and the record
@@ -114,16 +117,19 @@ def pack(
   slots, length = tokens_BL.shape[1], mask_BT.shape[1]
   prompt_B, response_B = spans(start_B, mask_BT, slots)
   length_B = prompt_B + response_B
-  row_B, first_B = place(length_B, slots, rows, unit)
-  place_B = row_B * slots + first_B
+  if spots is None:
+    shape = max_micro_batches(len(length_B), rows, unit), rows, slots
+    spots = shape, *place(length_B, slots, rows, unit), 0
+  shape, row_B, first_B, skip_B = spots
+  place_B = row_B * shape[-1] + first_B
 
   # All tokens in order: the row and the position of each. Whole arrays are then
   # written at once.
-  owner_X = np.repeat(np.arange(len(length_B)), length_B)
-  at_X = np.arange(len(owner_X)) - (np.cumsum(length_B) - length_B)[owner_X]
+  owner_X = np.repeat(np.arange(len(length_B)), length_B - skip_B)
+  before_B = np.cumsum(length_B - skip_B) - length_B
+  at_X = np.arange(len(owner_X)) - before_B[owner_X]
   from_X = owner_X, start_B[owner_X] + at_X
   to_X = place_B[owner_X] + at_X
-  shape = max_micro_batches(len(length_B), rows, unit), rows, slots
 
   def laid_out(of_token_X, padding):
     """Puts an array of all tokens, [X, ...], into packed rows."""
@@ -224,6 +230,7 @@ def plan(
     minibatches: int,
     epochs: int = 1,
     seed: int = 0,
+    packer: Callable[..., Packed] = pack,
 ) -> PackingPlan:
   """Splits rows into minibatches of whole groups, and packs each of them.
 
@@ -241,5 +248,5 @@ def plan(
   for b in order_MB:
     r = jax.tree.map(lambda x, b=b: x[b], rollouts)
     rows = r.tokens_BL, r.start_B, r.mask_BT
-    packed.append(pack(*rows, packed_rows, record=r.record))
+    packed.append(packer(*rows, packed_rows, record=r.record))
   return PackingPlan(order_MB, jax.tree.map(lambda *x: np.stack(x), *packed))
