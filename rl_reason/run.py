@@ -214,7 +214,7 @@ def open_parts(
   tok = model_directory.load_tokenizer(c, source, alphabet)
   parts.show_idle_template_args(c, tok, screen.say)
   prompt_start.settle(c, tok, workdir, screen.say, keep=bool(recorded))
-  parts.show_end_of_turn(c, tok, screen.say)
+  parts.show_chat_template(c, tok, screen.say)
   cfg = model.policy_shape(c, source, tok, screen.say)
   engine = parts.engine(c, tok, cfg, mesh, screen)
   make = dict(

@@ -141,6 +141,12 @@ FAULTS = [
         "differ by 0.2 nats",
     ),
     (HARD, {}, "Few groups with signal", "95% of the groups are all incorrect"),
+    (
+        HARD | dict(train__perhaps_right=7),
+        {},
+        "Few groups with signal",
+        "0% all correct; 7 rejected responses are perhaps right",
+    ),
     (EASY, {}, "Few groups with signal", "rollout.retire_after 3 (now 0)"),
     (
         dict(train__no_signal=0.9) | HARD,

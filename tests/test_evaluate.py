@@ -471,6 +471,13 @@ def test_an_evaluation_says_its_failures_and_its_rewards(tmp_path):
   assert "failed 2 times in this evaluation" in said[3]
 
 
+def test_an_evaluation_says_what_the_verifier_may_not_have_read():
+  shown = evaluate.perhaps_right({"val-aux/perhaps_right": 3})
+  assert shown.startswith("rejected, perhaps right: 3 of up to 8 rejected")
+  assert not evaluate.perhaps_right({"val-aux/perhaps_right": 0})
+  assert not evaluate.perhaps_right({})
+
+
 def interim_run(tmp_path, found, sets):
   """The score of an evaluation during a run, and what it says."""
   said: list[str] = []
@@ -480,7 +487,7 @@ def interim_run(tmp_path, found, sets):
   output = Output(
       tmp_path,
       types.SimpleNamespace(metrics=do_nothing, samples=do_nothing),
-      types.SimpleNamespace(say=said.append),
+      types.SimpleNamespace(say=said.append, steps_begin=do_nothing),
       None,
   )
   evaluate = lambda *_, **__: (found, sets)  # noqa: E731
@@ -507,7 +514,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
     made = [responses(correct[params], truncated_NG, texts_NG)]
     made[0].lengths_NG[0, 0] = 20
     found = accuracy.summarize_sets(made, (), answer, score_of=2)
-    return found, made
+    return found | {"val-aux/perhaps_right": 2}, made
 
   said, tables, checked = [], [], []
   monkeypatch.setattr(evaluate, "evaluate", evaluated)
@@ -532,6 +539,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   )
   done = evaluate.run(c, "sft, best,sft", **parts)
   assert checked == ["sft", "best"] and len(done) == 2
+  assert sum("perhaps right: 2 of up to 8" in x for x in said) == 2
   names = [x.path.name for x in done]
   assert names == ["prompts-sft.jsonl", "prompts-best.jsonl"]
   metrics = json.loads((tmp_path / "evaluation-best.json").read_text())

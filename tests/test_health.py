@@ -70,6 +70,16 @@ def test_a_group_of_one_response_has_no_share_of_groups_with_signal():
   assert "groups of one response; " in said[1]
 
 
+def test_a_summary_counts_what_the_verifier_may_not_have_read():
+  for count in (0, 7, None):
+    x = line(train__all_incorrect=1.0, train__perhaps_right=count)
+    shown = health.step_summary(x, FIELDS)
+    assert ("; 7 rejected responses are perhaps right; " in shown) == (
+        count == 7
+    )
+    assert ("perhaps" in shown) == (count == 7)
+
+
 def test_steps_in_a_row_without_an_update_end_a_run():
   """The step that may be one too many is waited for."""
   one, waits = health.HealthMonitor(FIELDS, lambda _: None), []

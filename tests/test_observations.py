@@ -151,6 +151,26 @@ def test_a_turn_that_ends_with_another_token_than_eos_is_said(fields, warned):
 
 
 @pytest.mark.parametrize(
+    "path, chat, template, told",
+    [
+        ("model", False, TEMPLATE, True),
+        ("model", True, TEMPLATE, False),
+        ("", False, TEMPLATE, False),
+        ("model", False, None, False),
+    ],
+)
+def test_a_chat_template_that_prompts_leave_out_is_told(
+    path, chat, template, told
+):
+  c = config.with_defaults(dapo.get_config())
+  c.model.path, c.data.chat = path, chat
+  c.rollout.stop_tokens, said = (END,), []
+  parts.show_chat_template(c, byte_level(template), said.append)
+  assert len(said) == told
+  assert all("set --config.data.chat=True" in x for x in said)
+
+
+@pytest.mark.parametrize(
     "template, found",
     [
         (TEMPLATE, END),

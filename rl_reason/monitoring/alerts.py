@@ -320,6 +320,13 @@ def _critic_without_predictive_power(steps):
   return f"explained variance {found[-1]:.2g}, negative in 5 consecutive steps"
 
 
+def perhaps_right(step: dict[str, Any]) -> str:
+  """How many rejected responses the verifier may not have read; '' without."""
+  if count := number(step, "train/perhaps_right"):
+    return f"; {count:g} rejected responses are perhaps right"
+  return ""
+
+
 def _few_groups_with_signal(step, steps, fields):
   if fields.get("kl.reference") or fields.get("kl.privileged"):
     return ""  # a teacher's signal is in every response
@@ -340,7 +347,7 @@ def _few_groups_with_signal(step, steps, fields):
   if sum(shares) < 0.9 or (alone and max(shares) < 0.98):
     return ""
   text = "{:.0%} of the groups are all incorrect, {:.0%} all correct"
-  return text.format(*shares)
+  return text.format(*shares) + perhaps_right(step)
 
 
 def _incomplete_batches(step, steps, fields):

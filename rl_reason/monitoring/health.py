@@ -202,7 +202,7 @@ def step_summary(x: dict[str, Any], fields: dict[str, Any]) -> str:
         f" ({incorrect:.0%} all incorrect, {correct:.0%} all correct)"
     )
   return (
-      f"{groups};"
+      f"{groups}{alerts.perhaps_right(x)};"
       f" {x[HEALTH + 'truncated']:.0%} of the responses truncated,"
       f" {x[HEALTH + 'no_answer']:.0%} without an answer; verifier and rewards"
       f" failed {x['train/verifier_failures']} times;"

@@ -31,6 +31,7 @@ from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.checks import run_directory
+from rl_reason.collect import doubtful
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
@@ -216,6 +217,8 @@ def _evaluated(
   partners = {x.path: x.scores for x in first}
   values |= _compared(partners, new, path, output.display, show=False)
   values |= _compared(against, new, path, output.display)
+  if line := perhaps_right(values):
+    say(line)
   for line in _warnings(c, which, values, sets, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
@@ -334,6 +337,19 @@ def _compared(
         paired.table(found),
     )
   return out
+
+
+def perhaps_right(values: Mapping[str, Any]) -> str:
+  """How many rejected responses the verifier may not have read; '' without."""
+  count = values.get("val-aux/perhaps_right")
+  if not count:
+    return ""
+  return (
+      f"rejected, perhaps right: {count:,} of up to {doubtful.MOST} rejected"
+      " responses of each set that were read again, leniently: the verifier may"
+      " not read this form of answers; responses-WHICH.html lists them"
+      " (val-aux/perhaps_right; docs/data.md)"
+  )
 
 
 def _by_budget(

@@ -96,6 +96,17 @@ def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
     )
 
 
+def show_chat_template(c, tok: Any, say: Callable[[str], None]) -> None:
+  """Says how prompts and the chat template of a checkpoint do not fit."""
+  show_end_of_turn(c, tok, say)
+  if c.model.path and not c.data.chat and getattr(tok, "chat_template", None):
+    say(
+        "data.chat = False: the tokenizer has a chat template, and prompts are"
+        " plain text, as a base model reads them; for a model that was tuned to"
+        " follow instructions set --config.data.chat=True"
+    )
+
+
 def show_end_of_turn(c, tok: Any, say: Callable[[str], None]) -> None:
   """Says if the chat template ends a turn with a token that ends no response.
 
