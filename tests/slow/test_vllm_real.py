@@ -35,27 +35,28 @@ MODEL = ("width=128", "heads=2", "kv_heads=1", "head_dim=64")
 STARTED = 600  # seconds within which a server answers
 
 FAULTS = '''
-"""vLLM, where three updates go wrong."""
+"""vLLM, where the third update goes wrong."""
 
 from rl_reason.rollout import vllm
 
 LAYER = "model.layers.1."
 
 
-def engine(*, base: str, model: str, url: str):
+def engine(*, base: str, fault: str, model: str, url: str):
   client, count = vllm.vllm(model=model, url=url), 0
   update, finish = client.update_weights, client.finish_weight_update
 
   def update_weights(tensors):
     nonlocal count
     count += 1
-    update(x for x in tensors if count != 2 or not x[0].startswith(LAYER))
+    stale = fault == "stale" and count == 3
+    update(x for x in tensors if not stale or not x[0].startswith(LAYER))
 
   def finish_weight_update():
-    if count == 4:
-      return  # lost
+    if fault == "lost" and count == 3:
+      return
     finish()
-    if count == 3:
+    if fault == "base" and count == 3:
       client._call("reload_weights_of", base)
 
   def reload_base(method, *args, **rest):
@@ -170,27 +171,37 @@ def test_vllm_samples_with_the_policy(url, policy, tmp_path, flags):
   assert len({x["rollout/policy_digest"] for x in found}) == policies
 
 
-def test_faults_of_an_update_are_named(url, policy, tmp_path):
-  """A stale layer, the base, a lost update: vLLM's own tensors."""
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("stale", r"in 9 of 20 tensors \(model.layers.1.*of the update before"),
+        (
+            "base",
+            "in 20 of 20 tensors .*, .*(of|before) the run's first update",
+        ),
+        ("lost", r"the engine counts \d+ updates of its weights in place of"),
+    ],
+)
+def test_faults_of_an_update_are_named(url, policy, tmp_path, fault, words):
+  """They are of vLLM's own tensors; the next update mends them."""
   (tmp_path / "faulty.py").write_text(FAULTS)
   out = main(
       *command(url, policy, tmp_path / "run"),
       "--config.rollout.engine.name=faulty:engine",
       f"--config.rollout.engine.args.base={policy}",
-      "--config.rl.steps=5",
+      f"--config.rollout.engine.args.fault={fault}",
+      "--config.rl.steps=4",
       "--config.rl.max_steps_uncertified=0",
       PYTHONPATH=str(tmp_path),
   )
   found = [
       "alert/weights_of_another_policy" in x for x in steps(tmp_path / "run")
   ]
-  assert found == [False, True, True, True, False]
-  for words in (
-      r"other numbers in \d of 20 tensors \(model.layers.1.*those of the upda",
-      "in 20 of 20 tensors .*those (of|before) the run's first update",
-      r"the engine counts (\d+) updates of its weights in place of",
-  ):
-    print(re.search(words, out).group())
+  assert found == [False, False, True, False]
+  assert re.search(
+      f"warning: step 3: Weights of another policy: .*{words}", out
+  )
+  print([x for x in out.splitlines() if "step 3: Weights" in x])
 
 
 def test_a_wrong_name_is_named(url, policy, tmp_path):
