@@ -91,7 +91,12 @@ def main(*flags, code=0, **env):
 
 def command(url, model, workdir, *flags):
   return (
-      *(SMOKE, "--config.sft.steps=0", f"--workdir={workdir}"),
+      *(
+          SMOKE,
+          "--config.sft.steps=0",
+          "--config.sft.habits.steps=0",
+          f"--workdir={workdir}",
+      ),
       f"--config.model.path={model}",
       "--config.evaluate.every=0",
       "--config.rollout.engine.name=vllm",
