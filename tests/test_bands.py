@@ -204,7 +204,11 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
   said, name = [], "val-core/arithmetic/acc/mean@4"
   log = types.SimpleNamespace(metrics=lambda *x: None, samples=lambda x: None)
   output = types.SimpleNamespace(
-      display=types.SimpleNamespace(say=said.append), log=log, workdir=tmp_path
+      display=types.SimpleNamespace(
+          say=said.append, steps_begin=lambda step: None
+      ),
+      log=log,
+      workdir=tmp_path,
   )
   of_set = types.SimpleNamespace(
       name="arithmetic",
