@@ -123,7 +123,7 @@ def decode(
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
     start = sampler.program(engine, "start", None).lower(
-        params, prompts, key, 1.0, None, None, None
+        params, prompts, key, 1.0, None, RESPONSE, 0.0
     )
     compiled = start.compile()
     queue, slots = jax.tree.map(

@@ -173,7 +173,7 @@ def programs() -> dict[str, tuple[Callable, Callable[[int], tuple]]]:
     return np.clip(rng.normal(25, 7, total).astype(int), 6, longest)
 
   def sample(params, key, limits_B):
-    queue, rows = engine.start(params, prompts, key, 1.0, None, limits_B, None)
+    queue, rows = engine.start(params, prompts, key, 1.0, None, limits_B, 0.0)
     bursts = -(-longest // decode_loop.BURST) + 1
     queue, _, _ = decode_loop.decode(
         params,

@@ -50,7 +50,7 @@ CASES = {
     "the same in bfloat16": ("grpo", LONG | {"model.dtype": "bfloat16"}),
     "a model of 12M parameters": ("grpo", WIDE),
 }
-PHASES = "update", "rollout"
+PHASES = "update", "rollout", "evaluation"
 
 
 def peaks(path: str, given: dict) -> dict:
@@ -77,7 +77,7 @@ def peaks(path: str, given: dict) -> dict:
   found = size_stage.of_programs(
       c, Model(cfg, value, mesh), size, sys.maxsize, Display(False)
   )
-  formula = size.update_peak, size.rollout_peak
+  formula = size.update_peak, size.rollout_peak, size.evaluation_peak
   return {
       phase: dict(formula=x, xla=peak[0], measured=peak[1])
       for phase, x, peak in zip(PHASES, formula, found, strict=True)

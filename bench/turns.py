@@ -58,7 +58,7 @@ def measure(name: str, width: int, new: int, rows: int) -> dict:
     one = sampler.Sampler(**static, keep_cache=keeps)
     start = sampler.program(one, "start", keeps)
     cache = jax.tree.map(jnp.array, kept) if keeps else None  # is donated
-    args = params, prompts, jax.random.key(1), 1.0, None, None, None, resumed
+    args = params, prompts, jax.random.key(1), 1.0, None, width, 0.0, resumed
     jax.block_until_ready(cache)
     began = time.perf_counter()
     jax.block_until_ready(start(*args, cache))

@@ -151,7 +151,7 @@ def test_a_stop_string_ends_a_response(base, strings):
     stopped += end < length
   assert stopped > 4
   # With fewer slots, and continued from the middle of a string.
-  few = sample(tiny.prompts(32), eos=ends, slots=16)
+  few = sample(tiny.prompts(32), eos=ends, slots=16, least=16)
   lengths_B = np.minimum(rows.lengths_B, 2)
   part, ended_B = stop(rows, lengths_B)
   resumed = Sampled(part, ended_B)
@@ -546,7 +546,7 @@ def steps(limits, slots, halves=True):
       left = [max(x - decode_loop.BURST, 0) for x in left]
     now = len(queue) + sum(map(bool, left))
     if halves and before is not None:
-      while 2 * before <= len(left) >= 2 * sampler.MIN_SLOTS:
+      while 2 * before <= len(left) >= 2 * sampler.Sampler.least:
         left = sorted(left, reverse=True)[: len(left) // 2]
     before = now
   return taken, sum(limits) / offered
@@ -561,7 +561,7 @@ def test_no_cache_is_copied_in_the_decode_loop(cache):
   Nor are there all the numbers that int8 stands for, not even of one layer.
   """
   engine = tiny.engine(group_size=2, cache=cache)
-  args = tiny.params(), tiny.prompts(16), KEY, 1.0, None, None, None
+  args = tiny.params(), tiny.prompts(16), KEY, 1.0, None, 9, 0.0
   queue, slots = jax.eval_shape(engine.start, *args)
   decode = sampler.program(engine, "decode", None)
   compiled = decode.lower(tiny.params(), queue, slots).compile()

@@ -88,15 +88,19 @@ def test_parts_by_hand():
   assert muon.resident["optimizer state"] == 4 * (count + others)
   ahead = sized(path, rl__staleness=3)[1]
   assert ahead.rollout_peak == size.rollout_peak + 3 * 2 * count
+  evaluation = size.evaluation  # in 256 slots
+  assert evaluation["key/value cache"] == 256 * length * token
+  assert evaluation["cache of the prompts"] == 64 * 384 * token
+  change = dict(rollout__slots=10_000, evaluate__samples=16)
+  all_rows = sized(path, **change)[1].evaluation
+  assert all_rows["key/value cache"] == 64 * 17 * length * token
   factors = sized(path, lora__rank=8)[1]
   assert factors.resident["optimizer state"] < 0.02 * 8 * count
   assert factors.resident["parameters"] > 2 * count
   critic = sized(path, advantage__name="gae")[1]
   assert critic.resident[
       "critic, initial critic and its optimizer state"
-  ] == pytest.approx(
-      16 * count, rel=1e-3
-  )
+  ] == pytest.approx(16 * count, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_a_recipe_is_complete_and_fits(recipe):
   _, size = sized(path, devices, "tpu" if "v5e" in path else "xla")
   assert f"{size.update_peak / GIB:.1f}" == update
   assert f"{size.rollout_peak / GIB:.1f}" == rollout
-  assert max(size.update_peak, size.rollout_peak) < 0.9 * memory * GIB
+  assert size.peak < 0.9 * memory * GIB
   text = (ROOT / path.partition(":")[0]).read_text()
   assert re.search(r"not\s+measured|never\s+(run|ran)", text, re.IGNORECASE)
 
@@ -261,10 +265,9 @@ def test_the_smallest_number_of_devices_fits_and_its_half_does_not():
       mesh = dict(mesh__data=1, mesh__fsdp=devices // parts, mesh__tensor=parts)
       with contextlib.suppress(errors.ConfigError):
         _, size = sized("paper/vapo", devices, **mesh)
-        peak = max(size.update_peak, size.rollout_peak)
-        assert fits or peak > 80 * GIB
+        assert fits or size.peak > 80 * GIB
         if parts == tensor:
-          assert (peak <= 80 * GIB) == fits
+          assert (size.peak <= 80 * GIB) == fits
   # The small model fits on one device; of GiB that no number helps, the least.
   assert ": 1, with mesh = data 1 " in say("dapo", 1.0, devices=-1)[0]
   with pytest.raises(errors.ConfigError, match="no number of devices up to"):
@@ -279,7 +282,7 @@ def test_the_largest_budget_and_slots_fit_exactly():
       " GiB instead of 13.9"
   )
   numbers = map(int, re.findall(r"= (\d+)", line))
-  budget, slots = numbers
+  budget, slots, prompts = numbers
   assert line.startswith("fits into 20.0 GiB")
   row = 384 + 1024
   for change, low, high in (
@@ -287,11 +290,19 @@ def test_the_largest_budget_and_slots_fit_exactly():
       ("rollout__slots", slots, slots + 1),
   ):
     peaks = [
-        max(size.update_peak, size.rollout_peak)
+        size.peak
         for value in (low, high)
         for _, size in [sized(path, **{change: value})]
     ]
     assert peaks[0] <= 20 * GIB < peaks[1]
+  # The evaluation counts: its batch is the one that fits, or smaller.
+  assert prompts == checked.checked(path, {})[0].evaluate.batch
+  _, line = say(path, 20.0, evaluate__batch=4000)
+  *_, prompts = map(int, re.findall(r"= (\d+)", line))
+  assert line.startswith("does not fit into 20.0 GiB") and prompts < 4000
+  for batch, fits in (prompts, True), (prompts + 1, False):
+    _, size = sized(path, evaluate__batch=batch)
+    assert (size.evaluation_peak <= 20 * GIB) == fits
 
 
 def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):

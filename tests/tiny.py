@@ -64,7 +64,7 @@ def started(mesh, count, **change):
     rows = sharding.put(mesh, rows, "batch")
     weights = sharding.put(mesh, weights)
   start = sampler.program(engine(**change), "start", None)
-  return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
+  return start(weights, rows, jax.random.key(0), 1.0, None, T, 0.0)
 
 
 def batch(minibatches, rows, seed=0, group=4) -> Rows:

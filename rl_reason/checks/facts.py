@@ -141,7 +141,7 @@ def shares_advantage(c) -> str:
   # In an environment rewards stand at the ends of turns, a KL in the reward at
   # each token, and a tail without a baseline is not linear.
   a = c.advantage
-  other = c.kl.place == "reward" and estimates_kl(c)
+  other = c.kl.place == "reward" and estimates_kl(c) or c.critic.fallback
   other = other or a.args.get("zero_tail") or environment(c)
   return "linear" if several and a.name in LINEAR and not other else ""
 
@@ -246,6 +246,16 @@ def prompt_slots(c) -> int:
 def row_slots(c) -> int:
   """Tokens of a packed row of RL."""
   return prompt_slots(c) + c.rollout.max_tokens
+
+
+def most_slots(c) -> int:
+  """Responses that decode at a time in RL; 0: all of an evaluation, too.
+
+  All turns of an environment share a cache with a slot for each response.
+  """
+  in_turns = environment(c) is not None
+  all_rows = 0 if in_turns else c.dynamic_sampling.batches * c.rollout.batch
+  return c.rollout.slots or all_rows
 
 
 def lora_targets(c) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ LEARNS = (
     "advantage.",
     "correction.",
     "covariance.",
+    "critic.fallback",
     "critic.lam",
     "critic.value_mixture.",
     "kl.",

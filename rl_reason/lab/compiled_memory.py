@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Prompts
+from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler
@@ -38,26 +39,39 @@ def update(
 
 
 def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
+  """The programs of a round of RL; see `sampling`."""
+  r = c.rollout
+  count = c.dynamic_sampling.batches * r.batch // r.group_size
+  options = dict(slots=r.slots, cache=r.cache)
+  return sampling(c, model, count, r.group_size, r.weights, **options)
+
+
+def evaluation(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
+  """The programs of a batch of an evaluation; see `sampling`."""
+  e, slots = c.evaluate, facts.most_slots(c)
+  return sampling(c, model, e.batch, e.samples + 1, "same", slots=slots)
+
+
+def sampling(
+    c, model: Model, count: int, group_size: int, kind: str, **options: Any
+) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
   """The prefill of all prompts, a chunk of decode steps, and the responses.
 
   Args:
     c: the checked config.
     model: shapes and devices.
+    count: of the prompts.
+    group_size: responses to each prompt.
+    kind: as rollout.weights.
+    **options: fields of `sampler.Sampler`.
 
   Yields:
     A program and its abstract arguments.
   """
   cfg, _, mesh = model
   r = c.rollout
-  count = c.dynamic_sampling.batches * r.batch // r.group_size
   engine = sampler.Sampler(
-      cfg,
-      r.group_size,
-      r.max_tokens,
-      eos=(0,),
-      pad=0,
-      slots=r.slots,
-      cache=r.cache,
+      cfg, group_size, r.max_tokens, eos=(0,), pad=0, **options
   )
   row = sharding.sharding(mesh, "batch")
   width = sharding.sharding(mesh, "batch", None)
@@ -68,10 +82,10 @@ def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
       start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
       ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
   )
-  weights = compile_ahead.abstract_weights(c, cfg, mesh, r.weights)
+  weights = compile_ahead.abstract_weights(c, cfg, mesh, kind)
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
-    args: tuple = weights, prompts, key, 1.0, None, None, None
+    args: tuple = weights, prompts, key, 1.0, None, r.max_tokens, 0.0
     start = sampler.program(engine, "start", "size").lower(*args)
     compiled = start.compile()
     yield compiled, args

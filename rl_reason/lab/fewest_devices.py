@@ -61,7 +61,7 @@ def search(
     except ConfigError:
       continue
     size = estimate(sharding.abstract_mesh(**facts.mesh_sizes(c, count)))
-    peak = max(size.update_peak, size.rollout_peak)
+    peak = size.peak
     if peak <= limit:
       return count
     least = min(least or peak, peak)
@@ -71,7 +71,7 @@ def search(
     needs = f"no mesh with {axes.fields('embed', 'and')} splits its batches"
   raise ConfigError(
       f"--devices = -1: the run fits on no number of devices up to {MOST} with"
-      f" {limit / 2**30:.3g} GiB each: {needs}; lower updates.token_budget or"
-      " rollout.slots, or set model.remat = 'full', optimizer.offload or"
-      " lora.rank"
+      f" {limit / 2**30:.3g} GiB each: {needs}; lower updates.token_budget,"
+      " rollout.slots or evaluate.batch, or set model.remat = 'full',"
+      " optimizer.offload or lora.rank"
   )

@@ -27,7 +27,7 @@ MOST_FLOPS = 2e12  # on a CPU: about a minute
 
 
 def is_cheap(c, model: Model) -> bool:
-  """Whether `update` and `rollout` take seconds: always on accelerators."""
+  """Whether the programs take seconds: always on accelerators."""
   if jax.default_backend() != "cpu":
     return True
   one = sharding.abstract_mesh()
@@ -36,8 +36,9 @@ def is_cheap(c, model: Model) -> bool:
   micro = max(c.updates.token_budget, length)
   updates = c.updates.minibatches * c.updates.epochs
   responses = c.dynamic_sampling.batches * c.rollout.batch
-  prompts = responses // c.rollout.group_size * c.rollout.max_prompt
-  decoded = 16 * min(c.rollout.slots or responses, responses)
+  prompts = responses // c.rollout.group_size + c.evaluate.batch
+  prompts *= c.rollout.max_prompt
+  decoded = 2 * 16 * min(c.rollout.slots or responses, responses)
   flops = 2 * count * (4 * updates * micro + prompts + decoded)
   return flops < MOST_FLOPS
 

@@ -7,6 +7,7 @@ compare them.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -57,11 +58,13 @@ class Size(NamedTuple):
     resident: arrays that are in memory in every phase of a step, by name.
     update: further arrays of the update, by name.
     rollout: further arrays of the rollout, by name.
+    evaluation: further arrays of an evaluation, by name.
   """
 
   resident: Mapping[str, int]
   update: Mapping[str, int]
   rollout: Mapping[str, int]
+  evaluation: Mapping[str, int]
 
   @property
   def update_peak(self) -> int:
@@ -73,6 +76,16 @@ class Size(NamedTuple):
     """Bytes while responses are sampled."""
     return sum(self.resident.values()) + sum(self.rollout.values())
 
+  @property
+  def evaluation_peak(self) -> int:
+    """Bytes while the policy is evaluated."""
+    return sum(self.resident.values()) + sum(self.evaluation.values())
+
+  @property
+  def peak(self) -> int:
+    """Bytes of the largest phase."""
+    return max(self.update_peak, self.rollout_peak, self.evaluation_peak)
+
 
 def estimate(
     config,
@@ -82,6 +95,7 @@ def estimate(
     *,
     token_budget: int = 0,
     slots: int = 0,
+    evaluated: int = 0,
     backend: str = "",
 ) -> Size:
   """The memory of a run per device.
@@ -93,6 +107,7 @@ def estimate(
     mesh: mesh of the devices; may be abstract.
     token_budget: replaces updates.token_budget; 0: as configured.
     slots: replaces rollout.slots, over all devices; 0: as configured.
+    evaluated: replaces evaluate.batch; 0: as configured.
     backend: "cpu" adds what only XLA's CPU backend needs: it has no kernel of
       attention, and computes in fp32 what the config wants in fewer bits.
 
@@ -105,7 +120,6 @@ def estimate(
         " experts; use --stage=size with dense models"
     )
   c, r = config, config.rollout
-  shards = sharding.num_shards(mesh, "batch")
   table = decoder.table(cfg)
   learned, base = table, 0
   if c.lora.rank:
@@ -161,39 +175,85 @@ def estimate(
       "logits": logits,
   }
 
-  # Sampling, with weights gathered over fsdp and sequence.
-  size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
-  weights = bytes_of(sampler_weights.table(cfg, r.weights), mesh, size)
-  if c.lora.rank:
-    weights += bytes_of(learned, mesh, itemsize(cfg))
+  # Copies of the weights of the sampler, for batches ahead.
   if c.rl.staleness and not c.mesh.rollout:
-    resident["copies for batches ahead"] = c.rl.staleness * weights
-  same = r.weights == "same" and cfg.dtype == "float32"
-  if same and not gathered:
-    weights = 0
+    copies = c.rl.staleness * weight_bytes(c, cfg, mesh, r.weights)
+    resident["copies for batches ahead"] = copies
+
+  # Sampling: a round of RL, and a batch of an evaluation.
   responses = c.dynamic_sampling.batches * r.batch
-  rows = slots or r.slots or responses
-  rows = min(rows, responses)
-  prompts = responses // r.group_size // shards
-  cache = cache_bytes(cfg, mesh, rows // shards, length, r.cache)
-  of_prompts = cache_bytes(cfg, mesh, prompts, r.max_prompt, r.cache)
+  sample = functools.partial(sampling, c, cfg, mesh, on_cpu=on_cpu)
+  rollout = sample(
+      prompts=responses // r.group_size,
+      responses=responses,
+      slots=slots or r.slots,
+      weights=r.weights,
+      cache=r.cache,
+  )
+  batch = evaluated or c.evaluate.batch
+  evaluation = sample(
+      prompts=batch,
+      responses=batch * (c.evaluate.samples + 1),
+      slots=slots or facts.most_slots(c),
+      weights="same",
+      cache="same",
+  )
+  return Size(resident, update, rollout, evaluation)
+
+
+def weight_bytes(c, cfg: decoder.ModelConfig, mesh, kind: str) -> int:
+  """Bytes of weights of the sampler, gathered over fsdp and sequence."""
+  size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[kind]
+  weights = bytes_of(sampler_weights.table(cfg, kind), mesh, size)
+  if c.lora.rank:
+    factors = lora.table(cfg, c.lora.rank, facts.lora_targets(c))
+    weights += bytes_of(factors, mesh, itemsize(cfg))
+  return weights
+
+
+def sampling(
+    c,
+    cfg: decoder.ModelConfig,
+    mesh,
+    *,
+    prompts: int,
+    responses: int,
+    slots: int,
+    weights: str,
+    cache: str,
+    on_cpu: bool,
+) -> dict[str, int]:
+  """Bytes of the arrays of the sampler, by name.
+
+  `prompts`, `responses` and `slots` (0: one for each response) are of all
+  devices; `weights` and `cache` are as in config.rollout.
+  """
+  length, width = facts.row_slots(c), c.rollout.max_prompt
+  shards = sharding.num_shards(mesh, "batch")
+  count = weight_bytes(c, cfg, mesh, weights)
+  gathered = sharding.num_shards(mesh, "embed") > 1
+  if weights == "same" and cfg.dtype == "float32" and not gathered:
+    count = 0  # the sampler reads the parameters
+  rows, prompts = min(slots or responses, responses), -(-prompts // shards)
+  of_slots = cache_bytes(cfg, mesh, rows // shards, length, cache)
+  of_prompts = cache_bytes(cfg, mesh, prompts, width, cache)
   decoding = decode_bytes(cfg, mesh, rows // shards)
   if on_cpu:
     if itemsize(cfg) < 4:  # fp32 copies of the weights and caches
-      decoding += 4 // itemsize(cfg) * weights
-      if r.cache == "same":
-        decoding += 4 // itemsize(cfg) * (cache + of_prompts)
+      decoding += 4 // itemsize(cfg) * count
+      if cache == "same":
+        decoding += 4 // itemsize(cfg) * (of_slots + of_prompts)
     # On TPUs these buffers are where the caches will be (results/slices.md).
-    reading = prefill_bytes(computed, mesh, prompts * r.max_prompt)
+    computed = dataclasses.replace(cfg, dtype="float32")
+    reading = prefill_bytes(computed, mesh, prompts * width)
     decoding = max(decoding, reading)
-  rollout = {
-      "weights of the sampler": weights,
-      "key/value cache": cache,
+  return {
+      "weights of the sampler": count,
+      "key/value cache": of_slots,
       "cache of the prompts": of_prompts,
       "responses": response_bytes(c, responses // shards),
       "sampler, temporary": decoding,
   }
-  return Size(resident, update, rollout)
 
 
 def batch_bytes(c, mesh, token_budget: int) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -71,6 +72,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   )
   size = estimate()
   update, rollout = size.update_peak, size.rollout_peak
+  evaluation = size.evaluation_peak
   padded = kernels.cached("tpu", cfg.head_dim)
   if devices and padded != kernels.cached(cfg.attention, cfg.head_dim):
     on_tpu = dataclasses.replace(cfg, attention="tpu")
@@ -86,7 +88,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
       display.say(f"warning: {line}")
     model = Model(cfg, value, mesh)
     peaks = of_programs(config, model, size, limit, display)
-    (update, _), (rollout, _) = peaks
+    (update, _), (rollout, _), (evaluation, _) = peaks
   _show(display, size, peaks)
   _show_hosts(display, *disk_formula.estimate(config, cfg, value))
 
@@ -105,10 +107,21 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   shards = sharding.num_shards(mesh, "batch")
   row_shards = sharding.num_shards(mesh, "rows")
 
+  one_slot = estimate(slots=shards)
+
   def slots_fit(rows: int) -> bool:
-    x = estimate(slots=rows * shards).rollout
+    x = estimate(slots=rows * shards)
     extra = sum(size.rollout.values())
-    return scaled(rollout, extra, sum(x.values())) <= limit
+    fits = scaled(rollout, extra, sum(x.rollout.values())) <= limit
+    # Fewer slots do not help an evaluation whose prompts alone are too many.
+    return fits and (evaluation_fits(x) or not evaluation_fits(one_slot))
+
+  def batch_fits(prompts: int) -> bool:
+    return evaluation_fits(estimate(evaluated=prompts * shards))
+
+  def evaluation_fits(x: memory_formula.Size) -> bool:
+    extra = sum(size.evaluation.values())
+    return scaled(evaluation, extra, sum(x.evaluation.values())) <= limit
 
   c = config
   length = c.rollout.max_prompt + c.rollout.max_tokens
@@ -116,12 +129,15 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   rows = largest(budget_fits, -(-in_minibatch // row_shards))
   responses = c.dynamic_sampling.batches * c.rollout.batch
   slots = largest(slots_fit, responses // shards) * shards
-  fits = max(update, rollout) <= limit
+  prompts = largest(batch_fits, c.evaluate.batch // shards) * shards
+  fits = max(update, rollout, evaluation) <= limit
   display.say(
       f"{'fits' if fits else 'does not fit'} into {limit / GIB:.1f} GiB;"
       f" the largest that do: updates.token_budget = {rows * length}"
       f" ({rows} rows of {length}), rollout.slots = {slots}"
-      f"{' (all)' if slots == responses else ''}"
+      f"{' (all)' if slots == responses else ''},"
+      f" evaluate.batch = {prompts}"
+      f"{' (as it is)' if prompts == c.evaluate.batch else ''}"
   )
   if config.mesh.rollout:
     display.say(
@@ -129,7 +145,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
         " that learn, as if they sampled, too; the devices that only sample are"
         " not counted"
     )
-  if not rows or not slots:
+  if not (rows and slots and prompts):
     display.say(
         "nothing is small enough: spread the model over more devices"
         f" ({axes.fields('embed', 'or')}), offload the optimizer state"
@@ -147,8 +163,8 @@ def of_programs(
     size: memory_formula.Size,
     limit: int,
     display: Display,
-) -> tuple[Peak, Peak]:
-  """The peaks of update and rollout, each with all resident arrays.
+) -> tuple[Peak, ...]:
+  """The peaks of the phases, in order, each with all resident arrays.
 
   Args:
     config: checked.
@@ -158,33 +174,34 @@ def of_programs(
     limit: bytes of a device; programs that need more do not run.
     display: the screen.
   """
-  display.doing("compiling the update")
-  program = compiled_memory.update(config, model, display)
+  with display.compiling("the update"):
+    program = compiled_memory.update(config, model, display)
   held = sum(size.resident.values()) - size.resident["parameters"]
   held -= size.resident["optimizer state"]
   update = compiled_memory.peak(program[0]) + held
-  display.doing("compiling the sampler")
-  programs = list(compiled_memory.rollout(config, model))
-  beside = sum(size.resident.values())
-  if not size.rollout["weights of the sampler"]:
-    beside -= size.resident["parameters"]  # the sampler reads them as they are
-  rollout = compiled_memory.sampler_peak(programs) + beside
-  if max(update, rollout) > limit:
-    return (update, None), (rollout, None)
-  if not measured_memory.is_cheap(config, model):
-    display.say("not measured: it would take minutes on a CPU")
-    return (update, None), (rollout, None)
-  display.doing("running the programs once")
-  jobs = [
-      (update, held, functools.partial(measured_memory.update, program)),
-      (rollout, beside, functools.partial(measured_memory.rollout, programs)),
-  ]
-  # An accelerator tells its highest peak so far: the lower one comes first.
-  found = {
-      peak: None if (x := run()) is None else x + other
-      for peak, other, run in sorted(jobs, key=lambda x: x[0])
-  }
-  return (update, found[update]), (rollout, found[rollout])
+  jobs = [(update, held, functools.partial(measured_memory.update, program))]
+  for make, parts in (
+      (compiled_memory.rollout, size.rollout),
+      (compiled_memory.evaluation, size.evaluation),
+  ):
+    with display.compiling("the sampler"):
+      programs = list(make(config, model))
+    beside = sum(size.resident.values())
+    if not parts["weights of the sampler"]:
+      beside -= size.resident["parameters"]  # it reads them as they are
+    peak = compiled_memory.sampler_peak(programs) + beside
+    measure = functools.partial(measured_memory.rollout, programs)
+    jobs.append((peak, beside, measure))
+  measured: dict[int, int | None] = {}
+  if max(peak for peak, *_ in jobs) <= limit:
+    if measured_memory.is_cheap(config, model):
+      display.doing("running the programs once")
+      # An accelerator tells its highest peak so far: lower ones come first.
+      for peak, other, run in sorted(jobs, key=lambda x: x[0]):
+        measured[peak] = None if (x := run()) is None else x + other
+    else:
+      display.say("not measured: it would take minutes on a CPU")
+  return tuple((peak, measured.get(peak)) for peak, *_ in jobs)
 
 
 def _mesh(config, devices: int):
@@ -193,7 +210,7 @@ def _mesh(config, devices: int):
   return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
 
 
-def _show(display, size, peaks: tuple[Peak, Peak] | None) -> None:
+def _show(display, size, peaks: Sequence[Peak] | None) -> None:
   """A row for each part and peak; without `peaks` by formula only."""
   rows = []
 
@@ -206,13 +223,15 @@ def _show(display, size, peaks: tuple[Peak, Peak] | None) -> None:
       ("always", size.resident),
       ("update", size.update),
       ("rollout", size.rollout),
+      ("evaluation", size.evaluation),
   ):
     for name, count in parts.items():
       if count:
         add(phase, name, count, None, None)
-  of_phases = peaks or ((None, None), (None, None))
+  of_phases: Sequence = peaks or [(None, None)] * 3
   add("update", "peak", size.update_peak, *of_phases[0])
   add("rollout", "peak", size.rollout_peak, *of_phases[1])
+  add("evaluation", "peak", size.evaluation_peak, *of_phases[2])
   columns = ["when", "what", "formula"]
   if peaks:
     columns += ["XLA", "measured"]

@@ -27,7 +27,6 @@ from rl_reason.rollout.decode_loop import Queue, Slots
 from rl_reason.rollout.sampling_filters import Filters
 
 YIELD_SHARE = 1 / 8  # `stream` yields after this share of the rows has ended
-MIN_SLOTS = 4  # of a data shard; `stream` does not halve them further
 
 
 class Sampled(NamedTuple):
@@ -66,6 +65,7 @@ class Sampler:
     pad: token that fills the rest of a row.
     filters: top-k, top-p and others; log-probs are those BEFORE the filters.
     slots: rows that decode at a time (vLLM's max_num_seqs); 0: all rows.
+    least: slots of a data shard; `stream` does not halve them further.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' (the model's) or 'int8'.
     record: whether rollouts have a record (see `Rollouts`).
@@ -79,6 +79,7 @@ class Sampler:
   pad: int
   filters: Filters | None = None
   slots: int = 0
+  least: int = 4
   equal_groups: bool = True
   cache: str = "same"
   record: bool = False
@@ -91,8 +92,8 @@ class Sampler:
       key: Array,
       temperature: Array | float,
       sizes_N: Array | None,
-      limits_R: Array | None,
-      expected_R: Array | None,
+      limits_R: Array | int,
+      expected_R: Array | float,
       resumed: tuple[Rollouts, Array] | None = None,
       row_cache: continuation.RowCache | None = None,
   ) -> tuple[Queue, Slots]:
@@ -138,12 +139,9 @@ class Sampler:
         fold(jnp.repeat(key[None], rows), prompts.ids_N[prompt_R]), sample_R
     )
     temperature = jnp.asarray(temperature, jnp.float32)
-    if limits_R is None:
-      limits_R = jnp.full(rows, self.max_tokens)
-    limits_R = jnp.clip(limits_R, 1, self.max_tokens)
+    limits_R = jnp.clip(jnp.full(rows, limits_R), 1, self.max_tokens)
     # Long responses start first, so that none decodes alone at the end.
-    if expected_R is None:
-      expected_R = jnp.zeros(rows)
+    expected_R = jnp.full(rows, expected_R)
     order_WR = jnp.argsort(-expected_R.reshape(shards, -1), stable=True)
 
     integers = functools.partial(jnp.full, dtype=jnp.int32)
@@ -289,8 +287,8 @@ def stream(
     key: Array,
     temperature: Array | float = 1.0,
     sizes_N: Array | None = None,
-    limits_B: Array | None = None,
-    expected_B: Array | None = None,
+    limits_B: Array | int = 2**31 - 1,
+    expected_B: Array | float = 0.0,
     resumed: Sampled | None = None,
     *,
     keep_cache: bool = False,
@@ -314,10 +312,9 @@ def stream(
       at temperature 1.
     sizes_N: int, responses to each prompt, N * G in all; None: G to each.
       Requires a scalar temperature.
-    limits_B: int, maximum tokens of each response, from 1 to max_tokens; None:
-      max_tokens.
+    limits_B: int, maximum tokens of each response, at least 1.
     expected_B: expected length of each response; long ones start first. Changes
-      no token. None: rows start in order.
+      no token.
     resumed: partial rollouts to continue, an item of an earlier stream. Their
       policy may be another one; with a cache it must be the same.
     keep_cache: whether the last item has the cache; ignored with `slots` or
@@ -326,7 +323,7 @@ def stream(
       are unfinished; 0: off. Not with sizes_N.
     program: (sampler, name of a method, key of its shapes) -> the method,
       compiled.
-    on_dispatch: called once, as soon as the device has work.
+    on_dispatch: called whenever the device has got further work.
     **static: fields of `Sampler`.
 
   Yields:
@@ -339,9 +336,8 @@ def stream(
   )
   count = len(prompts.start_N)
   rows = count * sampler.group_size
-  so_far = row_cache = None
-  if resumed is not None:
-    so_far, row_cache = resumed[:2], resumed.cache
+  so_far = resumed and resumed[:2]
+  row_cache = resumed and resumed.cache
   shape = count, jnp.ndim(temperature), so_far is None, row_cache is None
   start = program(sampler, "start", shape)
   finish = program(sampler, "finish", count)
@@ -359,7 +355,8 @@ def stream(
         break
       # Halve the slots once the queue is empty: steps get cheaper.
       occupied = unfinished * shards
-      while sampler.slots and 2 * occupied <= size >= 2 * MIN_SLOTS * shards:
+      least = sampler.least * shards
+      while sampler.slots and 2 * occupied <= size >= 2 * least:
         slots = program(sampler, "shrink", size)(slots)
         size //= 2
       # Snapshot the responses before `decode` donates the queue.
@@ -371,18 +368,13 @@ def stream(
     # Decode before the yield: device and consumer then work at the same time.
     decode = program(sampler, "decode", (count, size))
     queue, slots, new_counts = decode(params, queue, slots)
-    if last_counts is None:
-      on_dispatch()
+    on_dispatch()
     if part is not None:
       yield part
     counts, last_counts, part = last_counts, new_counts, None
-  row_cache = None
-  if keep_cache:
-    row_cache = continuation.RowCache(
-        slots.cache, queue.order_R, queue.lengths_R
-    )
-  rollouts, ended_B = finish(prompts, sizes_N, queue)
-  yield Sampled(rollouts, ended_B, row_cache)
+  kept = slots.cache, queue.order_R, queue.lengths_R
+  row_cache = continuation.RowCache(*kept) if keep_cache else None
+  yield Sampled(*finish(prompts, sizes_N, queue))._replace(cache=row_cache)
 
 
 def sample(*args: Any, **kwargs: Any) -> Rollouts:
@@ -446,7 +438,9 @@ class RolloutEngine:
       temperature: Array,
       sizes_N: Array | None = None,
       *,
-      expected_B: Array | None = None,
+      group_size: int,
+      limits_B: Array | int = 2**31 - 1,
+      expected_B: Array | float = 0.0,
       resumed: Sampled | None = None,
       **options,
   ) -> Iterator[Sampled]:
@@ -458,6 +452,12 @@ class RolloutEngine:
     def held() -> checksums.Answer:
       return checksums.Answer(checksums.on_device(params))
 
+    # Arrays of one shape, so that evaluations and training share programs.
+    rows = len(prompts.ids_N) * group_size
+    limits_B = np.full(rows, limits_B, np.int32)
+    expected_B = np.full(rows, expected_B, np.float32)
+    if sizes_N is None:
+      temperature = np.full(group_size, temperature, np.float32)
     put = functools.partial(sharding.put, self.mesh)  # None stays None
     if resumed is not None:
       resumed = resumed.with_arrays(lambda x: put(x, "batch"))
@@ -467,12 +467,13 @@ class RolloutEngine:
         key,
         put(temperature),
         put(sizes_N),
-        expected_B=put(expected_B, "batch"),
+        put(limits_B, "batch"),
+        put(expected_B, "batch"),
         resumed=resumed,
         program=functools.partial(self._program, _signature(params)),
         cfg=self._cfg,
-        **self._static,
-        **options,
+        group_size=group_size,
+        **self._static | options,
     )
     yield next(parts)._replace(held=held)
     yield from parts

@@ -30,7 +30,7 @@ from rl_reason.base import config as config_lib, json_files, resume_rules
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
-from rl_reason.checks import run_directory
+from rl_reason.checks import facts, run_directory
 from rl_reason.collect import doubtful
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
@@ -490,13 +490,10 @@ def evaluate(
   random_key = key(mesh, c.seed, "evaluate")
 
   def sample(of_set, rows, ids) -> tuple[Rollouts, Episodes | None]:
-    e, limits = of_set.evaluate, {}
+    e = of_set.evaluate
     temperatures = [e.temperature] * e.samples + [0.0]
     temperature_G = np.array(temperatures, np.float32)
     group_size, limit = len(temperature_G), of_set.rollout.max_tokens
-    if by_protocol:  # also where all are equal, as one program serves all
-      limits_B = np.full(len(rows) * group_size, limit, np.int32)
-      limits = dict(limits_B=limits_B)
     texts, episodes = [row.prompt for row in rows], None
     if environments is not None:
       sizes_N = [group_size] * len(rows)
@@ -513,8 +510,8 @@ def evaluate(
           temperature_G,
           group_size=group_size,
           filters=sampling_filters.of(e),
-          **limits,
-          **options,
+          on_dispatch=functools.partial(check_stop, output.stop),
+          **dict(limits_B=limit) | slots(c, len(rows) * group_size) | options,
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
 
@@ -575,6 +572,18 @@ def evaluate(
       ),
       responses,
   )
+
+
+def slots(c, rows: int) -> dict[str, Any]:
+  """Fields of `sampler.Sampler`: an evaluation needs no more memory than RL.
+
+  Where rollout.slots is 0, `rows` responses decode in as many slots as a round
+  of RL has responses.
+  """
+  most = facts.most_slots(c)
+  if c.rollout.slots or not 0 < most < rows:
+    return {}
+  return dict(slots=most, least=most)  # each size compiles a program
 
 
 def validation_sets(c, row_source: RowSource) -> dict[str, list[tasks.Row]]:
