@@ -1,4 +1,4 @@
-"""All pages and figures of results/, and README's table, from committed data.
+"""All pages and figures, and README's table, from committed data.
 
   python -m bench.pages            # writes what differs; measures nothing
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
@@ -37,7 +37,7 @@ them.
 
 
 class Page(NamedTuple):
-  """A page of results/.
+  """A page, and what is drawn from the same data.
 
   Attributes:
     name: of its data, its page and its figure.
@@ -54,14 +54,16 @@ class Page(NamedTuple):
 
 def pages() -> Iterator[Page]:
   """The pages of all benchmarks and ablations."""
-  commands = dict(OTHERS)
-  for path in sorted((results.ROOT / "bench").glob("*.py")):
-    if found := _MAIN.search(path.read_text()):
-      commands[path.stem] = found[1] or ""
+  commands = {f"bench.{k}": name for k, name in OTHERS.items()}
+  for pattern in ("bench/*.py", "conformance/run.py", "studies/*/run.py"):
+    for path in sorted(results.ROOT.glob(pattern)):
+      if found := _MAIN.search(path.read_text()):
+        parts = path.relative_to(results.ROOT).with_suffix("").parts
+        commands[".".join(parts)] = found[1] or ""
   for command, name in commands.items():
-    module = importlib.import_module(f"bench.{command}")
+    module = importlib.import_module(command)
     name = name or module.NAME
-    if (results.RESULTS / f"{name}.json").exists():
+    if (results.folder(name) / f"{name}.json").exists():
       more = (getattr(module, x, None) for x in ("figure", "interactive"))
       yield Page(name, module.page, *more)
   for module in TABLES:
@@ -70,7 +72,7 @@ def pages() -> Iterator[Page]:
     page = functools.partial(tables.page, found.TABLE, columns=columns)
     yield Page(f"bench_{module}", page)
   yield Page(tables.SWEEP, tables.sweep_page)
-  for path in sorted(results.RESULTS.glob("*.json")):
+  for path in results.files():
     if "measures" in json.loads(path.read_text()):  # an ablation
       lines = functools.partial(_ablation, path.stem)
       yield Page(path.stem, lines, ablation_pages.figure)
@@ -112,7 +114,7 @@ def differences(write: bool) -> list[str]:
       path.write_text(plan())
   for page in pages():
     data = results.read(page.name)
-    path = results.RESULTS / f"{page.name}.md"
+    path = results.folder(page.name) / f"{page.name}.md"
     wanted = "\n".join(page.lines(data)) + "\n"
     if not path.exists() or path.read_text() != wanted:
       out.append(path.name)
@@ -132,7 +134,7 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         figures.draw(figure, path)
-  path = results.RESULTS / f"{cards.NAME}.html"
+  path = results.folder(cards.NAME) / f"{cards.NAME}.html"
   if not path.exists() or path.read_text() != cards.page():
     out.append(path.name)
     if write:
@@ -149,9 +151,9 @@ def differences(write: bool) -> list[str]:
 
 
 def interactive() -> list[pathlib.Path]:
-  """Writes results/NAME.html of all ablations; returns the paths."""
+  """Writes NAME.html of all ablations; returns the paths."""
   out = []
-  for path in sorted(results.RESULTS.glob("*.json")):
+  for path in results.files():
     data = results.read(path.stem)
     if "measures" in data:
       out.append(path.with_suffix(".html"))

@@ -1,6 +1,7 @@
-"""Data and pages of the benchmarks: results/NAME.json, .md and .png.
+"""Data and pages of benchmarks and studies: FOLDER/NAME.json, .md and .png.
 
-A benchmark measures, keeps its data as JSON, and makes a page of them; with
+FOLDER is results/, or that of the study (`folder`). A benchmark measures, keeps
+its data as JSON, and makes a page of them; with
 `--table` it measures nothing and makes the page again.
 """
 
@@ -8,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,32 +18,55 @@ from rl_reason.report import figures
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+CONFORMANCE = ROOT / "conformance"
+STUDIES = ROOT / "studies"
 RUNS = ROOT / "runs"
 
 
 # --- files -------------------------------------------------------------------
 
 
+def folder(name: str) -> pathlib.Path:
+  """The folder of the files of a name.
+
+  Those of a study begin with the name of its folder: `chain-128` is of
+  studies/chain/. conformance/ is such a folder, too.
+  """
+  studies = [CONFORMANCE, *STUDIES.glob("*/")]
+  found = [x for x in studies if re.match(rf"{x.name}(?![a-z0-9])", name)]
+  return max(found, key=lambda x: len(x.name), default=RESULTS)
+
+
+def files() -> list[pathlib.Path]:
+  """All files of data, by name."""
+  folders = [RESULTS, CONFORMANCE, *STUDIES.glob("*/")]
+  found = (path for place in folders for path in place.glob("*.json"))
+  return sorted(
+      (x for x in found if folder(x.stem) == x.parent), key=lambda x: x.stem
+  )
+
+
 def read(name: str) -> dict[str, Any]:
-  """Returns results/NAME.json; {} if it does not exist."""
-  path = RESULTS / f"{name}.json"
+  """Returns the data of a name; {} if there are none."""
+  path = folder(name) / f"{name}.json"
   return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_data(name: str, result: dict) -> None:
-  """Writes results/NAME.json."""
-  RESULTS.mkdir(exist_ok=True)
+  """Writes the data of a name."""
+  place = folder(name)
+  place.mkdir(exist_ok=True)
   text = json.dumps(result, indent=1)
-  (RESULTS / f"{name}.json").write_text(text + "\n")
+  (place / f"{name}.json").write_text(text + "\n")
 
 
 def write_page(name: str, lines: list[str]) -> None:
-  """Writes results/NAME.md."""
-  (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+  """Writes the page of a name."""
+  (folder(name) / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def write(name: str, result: dict, lines: list[str]) -> None:
-  """Writes results/NAME.json and results/NAME.md."""
+  """Writes the data and the page of a name."""
   write_data(name, result)
   write_page(name, lines)
 
@@ -63,8 +88,8 @@ def main(
     name: of its files.
     measure: flags -> data.
     page: data -> lines of Markdown.
-    figure: data -> what results/NAME.png shows, see `report.figures`.
-    interactive: data -> results/NAME.html.
+    figure: data -> what NAME.png shows, see `report.figures`.
+    interactive: data -> NAME.html.
     flags: adds the benchmark's own flags to the parser.
   """
   parser = argparse.ArgumentParser(description=about.splitlines()[0])
@@ -75,17 +100,17 @@ def main(
   given = parser.parse_args()
   if not given.table:
     write_data(name, measure(given))
-  result = read(name)
+  result, path = read(name), folder(name) / name
   if not result:
-    parser.error(f"{RESULTS / name}.json: there are no data; omit --table")
+    parser.error(f"{path}.json: there are no data; omit --table")
   write_page(name, page(result))
   if interactive:
-    (RESULTS / f"{name}.html").write_text(interactive(result))
+    path.with_suffix(".html").write_text(interactive(result))
   try:
     if figure:
-      figures.draw(figure(result), RESULTS / f"{name}.png")
+      figures.draw(figure(result), path.with_suffix(".png"))
   except ModuleNotFoundError as e:
-    print(f"no {RESULTS / name}.png: {e.name} is not installed")
+    print(f"no {path}.png: {e.name} is not installed")
 
 
 # --- what a page says of its measurement -------------------------------------

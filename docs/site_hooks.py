@@ -20,7 +20,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 CODE_IN_TABLE = re.compile(r"^\|.*`.*\\\|.*", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")
+OUTSIDE = (
+    *("CONTRIBUTING.md", "CHANGELOG.md"),
+    *("conformance/README.md", "results/README.md"),
+)
 
 
 def on_config(config):
@@ -59,7 +62,7 @@ def on_files(files, config):
       todo += filter(is_file, (resolve(name, link[1]) for link in links))
   for name, data in ablations().items():
     page = rendering.render("ablation", ablation_pages.page_data(data))
-    files.append(File.generated(config, f"results/{name}.html", content=page))
+    files.append(File.generated(config, f"{name}.html", content=page))
   return files
 
 
@@ -80,20 +83,21 @@ def on_page_markdown(markdown, page, **_):
     return f"[{text}]({there}{anchor or ''})"
 
   markdown = CODE_IN_TABLE.sub(unescaped, LINK.sub(moved, markdown))
-  stem = pathlib.Path(here).stem
-  if here.startswith("results/") and stem in ablations():
+  name, stem = here.removesuffix(".md"), pathlib.Path(here).stem
+  if name in ablations():
     markdown = markdown.replace(f"`{stem}.html`", f"[{stem}.html]({stem}.html)")
   return markdown
 
 
 @functools.cache
 def ablations() -> dict[str, dict]:
-  """The data of all ablations by name; each has an interactive page."""
+  """The data of all ablations by path; each has an interactive page."""
   found = {}
-  for path in sorted((ROOT / "results").glob("*.json")):
-    data = json.loads(path.read_text())
-    if "reference" in data:
-      found[path.stem] = data
+  for pattern in ("results/*.json", "studies/*/*.json"):
+    for path in sorted(ROOT.glob(pattern)):
+      data = json.loads(path.read_text())
+      if "reference" in data:
+        found[path.relative_to(ROOT).with_suffix("").as_posix()] = data
   return found
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import conformance, conformance_cases
-from bench.adapters import __main__ as worker, ours
+from conformance import cases, run as conformance
+from conformance.adapters import __main__ as worker, ours
 from rl_reason.algorithms import (
     advantage_variants,
     advantages,
@@ -34,9 +34,9 @@ from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling
 from rl_reason.models import decoder
 
-CASES = {x.name: x for x in conformance_cases.CASES}
+CASES = {x.name: x for x in cases.CASES}
 KNOWN = conformance.differences()
-RESULT = json.loads((ROOT / "results" / "conformance.json").read_text())
+RESULT = conformance.results.read("conformance")
 stop = jax.lax.stop_gradient
 
 
@@ -663,7 +663,7 @@ def test_a_case_fails_where_the_function_is_broken(name, mutation):
 
 
 def test_cases_have_a_source_and_faults_a_thread():
-  assert len(CASES) == len(conformance_cases.CASES) >= 50
+  assert len(CASES) == len(cases.CASES) >= 50
   assert MUTATIONS.keys() == CASES.keys()
   assert len({x.issue for x in CASES.values()} - {""}) >= 15
   for case in CASES.values():
@@ -834,7 +834,7 @@ def test_the_committed_table_is_of_these_cases():
 
 
 def test_the_adapter_of_the_guide(tmp_path, monkeypatch, capsys):
-  text = (ROOT / "docs" / "conformance.md").read_text()
+  text = (ROOT / "conformance" / "README.md").read_text()
   code = re.search(r"```python\n(.*?)```", text, re.S)[1]
   path = tmp_path / "my_adapter.py"
   path.write_text(code)
@@ -844,11 +844,11 @@ def test_the_adapter_of_the_guide(tmp_path, monkeypatch, capsys):
 
   def ask(python, adapter):
     assert (python, adapter) == ("python3", "my_adapter")
-    cases = [
+    questions = [
         dict(name=x.name, operation=x.operation, inputs=x.inputs)
-        for x in conformance_cases.CASES
+        for x in cases.CASES
     ]
-    results = {x["name"]: worker.run(module, x) for x in cases}
+    results = {x["name"]: worker.run(module, x) for x in questions}
     return json.loads(json.dumps(dict(results=results)))
 
   monkeypatch.setattr(conformance, "ask", ask)

@@ -16,6 +16,7 @@ from rl_reason.checks import facts
 DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    ROOT / "conformance" / "README.md",
 ]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {
@@ -54,7 +55,7 @@ def is_path(span: str) -> bool:
   return " " not in span and bool(folder or SOURCE.fullmatch(span))
 
 
-def bad_paths(text: str) -> list[str]:
+def bad_paths(text: str, folder=ROOT / "docs") -> list[str]:
   """Files and folders that are named or linked, and are not there."""
   links = re.findall(r"\]\(([^)#:]+)\)", text)
   commands = re.findall(r"--config=(\S+?\.py)", text)
@@ -66,7 +67,7 @@ def bad_paths(text: str) -> list[str]:
       and not re.fullmatch(r"my(_\w+)?\.py", name)  # the reader's own
       and not any(
           list(place.glob(name.partition(":")[0].rstrip("/")))
-          for place in (ROOT, PACKAGE, ROOT / "docs")
+          for place in (ROOT, PACKAGE, folder)
       )
   ]
 
@@ -173,14 +174,16 @@ def test_every_function_that_a_field_names_is_explained():
         assert f"`{module}.{found.function.__name__}`" in body
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_what_is_named_is_there(path):
   text = path.read_text()
   if path.name == "coming_from.md":  # later columns are fields of others
     text = re.sub(r"^(\|[^|]*\|).*$", r"\1", text, flags=re.M)
     text = text.partition("## What is")[0] + text.partition("## Fields")[2]
     text = re.sub(r"`(reward_model.ground_truth|GRPOConfig.*?)`", "", text)
-  assert not bad_paths(text)
+  assert not bad_paths(text, path.parent)
   assert not bad_names(text)
   assert not bad_metrics(text)
 

@@ -17,7 +17,7 @@ from rl_reason.report import figures, page, rendering
 def test_all_pages_and_figures_are_what_their_data_give():
   """After a change of data or code: python -m bench.pages."""
   names = {page.name for page in pages.pages()}
-  made = {x.stem for x in results.RESULTS.glob("*.json")}
+  made = {x.stem for x in results.files()}
   assert made == names | {"report"}, "bench/pages.py knows every page"
   assert pages.differences(write=False) == []
 

@@ -1,7 +1,7 @@
 """Algorithms of recent papers against TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4.
 
-tests/peer_numbers.json is what these libraries compute from the arrays of
-bench/peers/algorithms.py; `python -m bench.peers.algorithms trl` in their
+conformance/peer_numbers.json is what these libraries compute from the arrays of
+conformance/peer_numbers.py; `python -m conformance.peer_numbers trl` in their
 environment (and `verl`, `areal`) writes it.
 """
 
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from by_hand import close
-from conftest import ROOT
 
-from bench.peers import algorithms as arrays
+from conformance import peer_numbers as arrays
 from rl_reason.algorithms import (
     advantage_variants,
     corrections,
@@ -25,7 +24,7 @@ from rl_reason.algorithms import (
     surrogates,
 )
 
-KNOWN = json.loads((ROOT / "tests" / "peer_numbers.json").read_text())
+KNOWN = json.loads(arrays.PATH.read_text())
 
 
 GSPO = functools.partial(surrogates.gspo, clip_low=0.2, clip_high=0.25)

@@ -44,8 +44,9 @@ def test_the_commit_says_edits_but_not_results(tmp_path):
     subprocess.run(["git", *names, "-C", tmp_path, *words], check=True)
 
   package = tmp_path / "package"
-  for path in (package / "__init__.py", tmp_path / "results" / "a.json"):
-    path.parent.mkdir()
+  data = (tmp_path / "results" / "a.json", tmp_path / "studies/x/a.json")
+  for path in (package / "__init__.py", *data):
+    path.parent.mkdir(parents=True)
     path.write_text("1")
   git("init", "-q")
   assert machine.commit(package) is None  # not part of the repository
@@ -53,7 +54,8 @@ def test_the_commit_says_edits_but_not_results(tmp_path):
   git("commit", "-q", "-m", "first")
   clean = machine.commit(package)
   assert clean and len(clean) == 40
-  (tmp_path / "results" / "a.json").write_text("2")
+  for path in data:
+    path.write_text("2")
   assert machine.commit(package) == clean
   (package / "__init__.py").write_text("2")
   assert machine.commit(package) == f"{clean}-dirty"

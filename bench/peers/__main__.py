@@ -23,7 +23,7 @@ REQUIREMENTS = {
         "torch==2.13.0",
         "transformers==5.23.0",
     ],
-    # What the functions of bench/adapters import of them.
+    # What the functions of conformance/adapters import of them.
     "verl": [
         *("torch==2.13.0", "tensordict==0.10.0", "transformers==5.10.4"),
         *("ray==2.60.0", "omegaconf==2.3.1", "hydra-core", "codetiming"),

@@ -71,15 +71,18 @@ def _cpu_model() -> str:
 def commit(folder: pathlib.Path) -> str | None:
   """The git commit of a package, with '-dirty' if it was edited since.
 
-  The data that studies write into results/ are no edits.
+  Data and pages that studies write are no edits.
   """
   git = ["git", "--no-optional-locks", "-C", str(folder)]
   edits = ["status", "--porcelain", "--untracked-files=no", "--", ":/"]
+  written = [
+      f":(top,exclude,glob)studies/*/*.{x}" for x in ("json", "md", "png")
+  ]
   out = []
   for command in (
       ["rev-parse", "HEAD:./__init__.py"],  # fails outside of the repository
       ["rev-parse", "HEAD"],
-      [*edits, ":(top,exclude)results"],
+      [*edits, ":(top,exclude)results", *written],
   ):
     try:
       done = subprocess.run(

@@ -1,16 +1,15 @@
 """The conformance kit in the environments of the peers that are installed."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, child_env
 
-from bench import conformance
+from conformance import run as conformance
 
 pytestmark = pytest.mark.slow
-RESULT = json.loads((ROOT / "results" / "conformance.json").read_text())
+RESULT = conformance.results.read("conformance")
 
 
 @pytest.mark.parametrize("name", conformance.PEERS)
@@ -18,7 +17,7 @@ def test_a_peer_answers_as_in_the_table(name):
   python = conformance.interpreter(name)
   if not python.exists():
     pytest.skip(f"python -m bench.peers --install {name}")
-  answers = conformance.ask(str(python), f"bench.adapters.{name}")
+  answers = conformance.ask(str(python), f"conformance.adapters.{name}")
   known = conformance.differences()[name]
   found = conformance.verdicts(answers, known)
   committed = RESULT["libraries"][name]["verdicts"]
@@ -41,7 +40,7 @@ def test_an_adapter_by_the_command(tmp_path):
   )
   env = child_env()
   env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-  command = [sys.executable, "-m", "bench.conformance"]
+  command = [sys.executable, "-m", "conformance.run"]
   done = subprocess.run(
       [*command, "--against=my_adapter:mine"],
       cwd=ROOT,

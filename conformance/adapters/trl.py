@@ -22,7 +22,7 @@ from trl.experimental import gmpo
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
 
-from bench.adapters import expected_gradient
+from conformance.adapters import expected_gradient
 
 ABSENT = dict(
     max_rl_advantages="no such advantage",

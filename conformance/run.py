@@ -1,11 +1,11 @@
 """Who computes what the papers say, and who has the documented faults.
 
-python -m bench.peers --install trl                        # once, for each peer
-python -m bench.conformance                                # all installed ones
-python -m bench.conformance --against=trl --against=verl   # these ones
-python -m bench.conformance --against=mytrainer.adapter:Adapter --python=PYTHON
+python -m bench.peers --install trl                      # once, for each peer
+python -m conformance.run                                # all installed ones
+python -m conformance.run --against=trl --against=verl   # these ones
+python -m conformance.run --against=mytrainer.adapter:Adapter --python=PYTHON
 
-Cases are in `conformance_cases.py`. An adapter maps an operation to the
+Cases are in `cases.py`. An adapter maps an operation to the
 library's own function (`adapters/__init__.py`). A library that differs from the
 formula either fails, or differs by a convention that has an option:
 `adapters/differences.toml` says which, where in its source and why, with the
@@ -13,7 +13,7 @@ number that this explanation predicts. A difference that is not explained there
 fails.
 
 The results of adapters of your own are printed, and are not part of
-results/conformance.json; the exit code is 1 if a case fails.
+conformance.json here; the exit code is 1 if a case fails.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import tomllib
 import numpy as np
 
 from bench import harness, results
-from bench.conformance_cases import CASES, Case
+from conformance.cases import CASES, Case
 
 PEERS = ("trl", "verl", "tunix", "openrlhf")
 OURS = "rl_reason"
@@ -123,7 +123,7 @@ def ask(python: str, adapter: str, cases=CASES) -> dict:
   ]
   try:
     done = subprocess.run(
-        [python, "-m", "bench.adapters", adapter],
+        [python, "-m", "conformance.adapters", adapter],
         input=json.dumps(questions),
         capture_output=True,
         cwd=results.ROOT,
@@ -224,8 +224,8 @@ def measure(given: argparse.Namespace) -> dict:
 
   def answered(name: str) -> dict:
     if name == OURS:
-      return ask(sys.executable, "bench.adapters.ours")
-    return ask(str(interpreter(name)), f"bench.adapters.{name}")
+      return ask(sys.executable, "conformance.adapters.ours")
+    return ask(str(interpreter(name)), f"conformance.adapters.{name}")
 
   names = [OURS, *names]
   with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -293,9 +293,9 @@ def page(result: dict) -> list[str]:
   lines = [
       "# Conformance",
       "",
-      "Made by `python -m bench.conformance`; data in `conformance.json`: the"
+      "Made by `python -m conformance.run`; data in `conformance.json`: the"
       " inputs of each case, the expected numbers, and what each library"
-      " computes. [Your own trainer](../docs/conformance.md) can be tested.",
+      " computes. [Your own trainer](README.md) can be tested.",
       "",
       f"{len(cases)} cases: formulas of the papers, with numbers worked by"
       f" hand or in float64 NumPy. {len(threads)} of them test faults that"

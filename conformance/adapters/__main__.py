@@ -1,4 +1,6 @@
-"""Runs cases with an adapter: python -m bench.adapters MODULE[:ATTRIBUTE].
+"""Runs cases with an adapter.
+
+  python -m conformance.adapters MODULE[:ATTRIBUTE]
 
 Cases arrive on stdin as JSON, results leave on stdout. It needs NumPy and what
 the adapter imports, so that it runs in the environment of the library.

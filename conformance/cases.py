@@ -1,4 +1,4 @@
-"""Cases of `python -m bench.conformance`: inputs and the numbers that follow.
+"""Cases of `python -m conformance.run`: inputs and the numbers that follow.
 
 A case calls one operation of a library's adapter. The inputs are small, and the
 expected numbers are worked by hand or in float64 NumPy from the formula that
@@ -25,7 +25,7 @@ class Case:
 
   Attributes:
     name: family and property, as in 'gae/observations'.
-    operation: function of the adapter (bench/adapters/__init__.py).
+    operation: function of the adapter (conformance/adapters/__init__.py).
     inputs: its keyword arguments.
     expected: its results by name.
     formula: what the expected numbers are.

@@ -1,4 +1,4 @@
-"""Adapters of `bench.conformance`: a library's own functions, by operation.
+"""Adapters of `conformance.run`: a library's own functions, by operation.
 
 An adapter is a module, or any object, with functions of these names. Each calls
 a function of the library, never a copy of it, and its docstring names it.

@@ -17,7 +17,7 @@ from verl.utils.metric import utils as metrics_lib
 from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils import losses
 
-from bench.adapters import expected_gradient, four_rows
+from conformance.adapters import expected_gradient, four_rows
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",

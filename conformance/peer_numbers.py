@@ -1,10 +1,10 @@
 """Numbers of TRL, verl and AReaL for the algorithms of recent papers.
 
-  runs/peers/trl/bin/python -m bench.peers.algorithms trl
-  runs/peers/verl/bin/python -m bench.peers.algorithms verl
-  runs/peers/areal/bin/python -m bench.peers.algorithms areal
+  runs/peers/trl/bin/python -m conformance.peer_numbers trl
+  runs/peers/verl/bin/python -m conformance.peer_numbers verl
+  runs/peers/areal/bin/python -m conformance.peer_numbers areal
 
-Each writes its part of tests/peer_numbers.json. A loss comes with its gradient
+Each writes its part of peer_numbers.json here. A loss comes with its gradient
 by the log-probs.
 """
 
@@ -18,7 +18,7 @@ import types
 
 import numpy as np
 
-PATH = pathlib.Path(__file__).parents[2] / "tests" / "peer_numbers.json"
+PATH = pathlib.Path(__file__).with_suffix(".json")
 OLD = np.log([[0.5, 0.2, 0.9, 0.05], [0.3, 0.6, 0.1, 0.8], [0.4, 0.7, 0.25, 1]])
 RATIOS = np.array([[1, 1.5, 0.6, 3], [1.1, 0.5, 2.5, 0.9], [1.2, 0.1, 1, 1]])
 REFERENCE = np.log(

@@ -19,7 +19,7 @@ from tunix.rl import algo_core, common
 from tunix.rl.grpo import dapo_learner, grpo_learner
 from tunix.sft import peft_trainer
 
-from bench.adapters import expected_gradient, four_rows
+from conformance.adapters import expected_gradient, four_rows
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",

@@ -52,7 +52,7 @@ from openrlhf.trainer.ppo_utils import (  # noqa: E402
 )
 from openrlhf.utils import loss_utils  # noqa: E402
 
-from bench.adapters import expected_gradient, four_rows  # noqa: E402
+from conformance.adapters import expected_gradient, four_rows  # noqa: E402
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",

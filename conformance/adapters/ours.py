@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.adapters import expected_gradient, four_rows
 from configs import grpo
 from configs.paper import grpo as grpo_paper
+from conformance.adapters import expected_gradient, four_rows
 from rl_reason.algorithms import (
-    advantage_variants,
-    advantages,
-    corrections,
-    credit,
-    objective,
-    reductions,
-    surrogate_variants,
-    surrogates,
-    values,
+  advantage_variants,
+  advantages,
+  corrections,
+  credit,
+  objective,
+  reductions,
+  surrogate_variants,
+  surrogates,
+  values,
 )
 from rl_reason.base.structs import Batch, Experience, Rollouts
 from rl_reason.checks import facts

@@ -1,0 +1,1 @@
+"""Conformance: who computes what the papers say, and who has known faults."""
