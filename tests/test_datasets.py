@@ -69,6 +69,10 @@ def write_encoded(encoding, path, rows):
   path.write_bytes(path.read_bytes().decode().encode(encoding))
 
 
+def write_row_a_line(before, path, rows):
+  path.write_text(before + ",\n".join(map(json.dumps, rows)) + "]}")
+
+
 # Without the time, which would be part of the names of tests.
 EMPTY = gzip.compress(b"", mtime=0)
 WRITERS = {
@@ -141,6 +145,15 @@ WRITERS = {
             "rows": [{"row_idx": i, "row": row} for i, row in enumerate(rows)],
         })
     ),
+    # An object with a list, of which each line has a row.
+    **{
+        name: functools.partial(write_row_a_line, before)
+        for name, before in (
+            ("train.json", '{"train": [\n'),
+            ("rows.json", '{"rows": [\n'),
+            ("braces.json", '{\n"version": 1, "data": [\n'),
+        )
+    },
     "ids.json": lambda path, rows: path.write_text(
         json.dumps({f"id-{i}": row for i, row in enumerate(rows)})
     ),

@@ -198,6 +198,8 @@ def _is_one_value(is_json: bool, first: bytes, second: bytes = b"") -> bool:
     return first == b"{"
   if not first.startswith(b"{"):
     return False
+  if first.endswith((b"[", b"{")):  # a list begins, with a row on each line
+    return True
   return not second or (_object(first) is None and _object(second) is None)
 
 
