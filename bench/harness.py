@@ -273,6 +273,39 @@ def check(job: dict, answers: dict[str, dict]) -> None:
       raise RuntimeError(f"{name}: {answer['tokens']} tokens, not {wanted}")
 
 
+def call(
+    module: str, peer: str, task: dict[str, Any], log: pathlib.Path
+) -> dict[str, Any]:
+  """Runs a module of bench/peers in the environment of a peer.
+
+  Args:
+    module: its name; it reads the task from stdin and writes JSON to stdout.
+    peer: name of the environment.
+    task: what it is told.
+    log: file to which its stderr is appended.
+
+  Raises:
+    SystemExit: the peer is not installed, or failed.
+  """
+  python = ENVIRONMENTS / peer / "bin" / "python"
+  if not python.exists():
+    raise SystemExit(
+        f"{python} does not exist; run python -m bench.peers --install {peer}"
+    )
+  with log.open("a") as errors:
+    done = subprocess.run(
+        [python, "-m", f"bench.peers.{module}"],
+        input=json.dumps(task),
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        cwd=results.ROOT,
+        text=True,
+    )
+  if done.returncode:
+    raise SystemExit(f"{peer}: exit code {done.returncode}, see {log}")
+  return json.loads(done.stdout)
+
+
 def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:
   """Returns the versions in the virtual environment of a peer."""
   python = environments / name / "bin" / "python"

@@ -234,24 +234,7 @@ def call_peer(name: str, task: dict[str, Any]) -> dict[str, Any]:
   Raises:
     SystemExit: the peer is not installed, failed, or trained on other prompts.
   """
-  python = harness.ENVIRONMENTS / name / "bin" / "python"
-  if not python.exists():
-    raise SystemExit(
-        f"{python} does not exist; run python -m bench.peers --install {name}"
-    )
-  log = PLACE / f"{name}.log"
-  with log.open("a") as errors:
-    done = subprocess.run(
-        [python, "-m", f"bench.peers.parity_{name}"],
-        input=json.dumps(task),
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        cwd=results.ROOT,
-        text=True,
-    )
-  if done.returncode:
-    raise SystemExit(f"{name}: exit code {done.returncode}, see {log}")
-  found = json.loads(done.stdout)
+  found = harness.call(f"parity_{name}", name, task, PLACE / f"{name}.log")
   if sum(found.pop("prompts"), []) != [x["prompt"] for x in task["rows"]]:
     raise SystemExit(f"{name}: trained on other prompts, or in another order")
   return found

@@ -4,9 +4,11 @@ Reads a job from stdin, runs `GRPOTrainer` through its public interface, and
 writes the metrics of each rollout as JSON.
 """
 
+import importlib
 import json
 import logging
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -16,7 +18,16 @@ import torch
 import transformers
 import trl
 
-from bench.peers import parity_reward
+
+class Deadline(transformers.TrainerCallback):
+  """Ends the training after some seconds, with a whole step."""
+
+  def __init__(self, seconds: float):
+    self.end = time.monotonic() + seconds
+
+  def on_step_end(self, args, state, control, **_):
+    """Asks the trainer to stop."""
+    control.should_training_stop |= time.monotonic() > self.end
 
 
 def train(job: dict) -> dict:
@@ -25,14 +36,17 @@ def train(job: dict) -> dict:
   Args:
     job: weights, a directory; rows, dicts with prompt and answer, those of each
       rollout in turn; options, fields of `GRPOConfig`; out, a directory for the
-      trained model, or None.
+      trained model, or None; threads of torch, default 1; reward, 'module:name'
+      of a reward function, default `parity_reward.correct`; seconds, after
+      which training ends, default never.
 
   Returns:
     log: what the trainer logged after each optimizer step; prompts: those that
-    each call of the reward function was about; seconds. With `out`, too:
-    sampled, the prompts, completions and rewards of each rollout, in tokens.
+    each call of the reward function was about; seconds; memory_gib, the largest
+    resident memory. With `out`, too: sampled, the prompts, completions and
+    rewards of each rollout, in tokens.
   """
-  torch.set_num_threads(1)
+  torch.set_num_threads(job.get("threads", 1))
   transformers.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   logging.disable(logging.WARNING)
@@ -40,12 +54,17 @@ def train(job: dict) -> dict:
       job["weights"], dtype=torch.float32
   )
   tok = transformers.AutoTokenizer.from_pretrained(job["weights"])
+  module, _, name = job.get(
+      "reward", "bench.peers.parity_reward:correct"
+  ).rpartition(":")
+  verifier = getattr(importlib.import_module(module), name)
   asked, sampled = [], dict(prompts=[], completions=[], rewards=[])
 
   def correct(prompts, completions, answer, completion_ids, **columns):
-    asked.append(list(dict.fromkeys(prompts)))
-    rewards = parity_reward.correct(completions, answer, **columns)
-    sampled["prompts"].append(tok(prompts)["input_ids"])
+    rewards = verifier(completions, answer, **columns)
+    if isinstance(prompts[0], str):
+      asked.append(list(dict.fromkeys(prompts)))
+      sampled["prompts"].append(tok(prompts)["input_ids"])
     sampled["completions"].append(completion_ids)
     sampled["rewards"].append(rewards)
     return rewards
@@ -67,13 +86,17 @@ def train(job: dict) -> dict:
         train_dataset=datasets.Dataset.from_list(job["rows"]),
     )
     trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(Deadline(job.get("seconds", float("inf"))))
     start = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - start
   log = [x for x in trainer.state.log_history if "grad_norm" in x]
+  kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   found = dict(log=log, prompts=asked, seconds=seconds)
+  found |= dict(memory_gib=kilobytes / 2**20)
   if job["out"]:
     model.save_pretrained(job["out"])
+    tok.save_pretrained(job["out"])
     found |= dict(sampled=sampled)
   return found
 

