@@ -27,6 +27,7 @@ FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta tied"
 DIMS = {
     "tiny": (64, 2, 32, 64, 4, 2, 8, 1e4, True),
     "4m": (512, 4, 256, 1024, 8, 4, 32, 1e4, True),
+    "smollm2-135m": (49152, 30, 576, 1536, 9, 3, 64, 1e5, True),
     "qwen2.5-0.5b": (151936, 24, 896, 4864, 14, 2, 64, 1e6, True),
     "qwen2.5-1.5b": (151936, 28, 1536, 8960, 12, 2, 128, 1e6, True),
     "qwen2.5-7b": (152064, 28, 3584, 18944, 28, 4, 128, 1e6, False),

@@ -26,7 +26,12 @@ from rl_reason.base.structs import (
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler as rollout_lib, sampler_weights
-from rl_reason.training import optimizer, packing, step as step_lib
+from rl_reason.training import (
+    optimizer,
+    packing,
+    shared_prompts,
+    step as step_lib,
+)
 
 Step = Callable[[], dict]
 
@@ -133,9 +138,15 @@ def trainer(job: dict, cfg: decoder.ModelConfig, params, on_policy=False):
 
 
 def pack(job: dict, tokens_BL, mask_BT) -> Packed:
-  """Packs one minibatch into micro-batches of `options['micro']` rows."""
+  """Packs one minibatch into micro-batches of `options['micro']` rows.
+
+  With the option `share`, a packed row has the prompt of a group once.
+  """
   start_B = np.zeros(len(tokens_BL), np.int32)
-  packed = packing.pack(tokens_BL, start_B, mask_BT, job["options"]["micro"])
+  micro, pack = job["options"]["micro"], packing.pack
+  if job["options"].get("share"):
+    pack = functools.partial(shared_prompts.pack, join=micro)
+  packed = pack(tokens_BL, start_B, mask_BT, micro)
   return jax.tree.map(lambda x: x[None], packed)
 
 

@@ -25,7 +25,12 @@ from rl_reason.report import figures, rendering
 # Commands by `results.main`, which names the data.
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
 # Modules that have a page, and its data.
-OTHERS = {"attacks": "bench_attacks", "table": "table", "bands": "band_runs"}
+OTHERS = {
+    "attacks": "bench_attacks",
+    "real": "bench_real",
+    "table": "table",
+    "bands": "band_runs",
+}
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 PLAN = """# Plans of the studies

@@ -52,12 +52,12 @@ class Table:
     return harness.job(self.task, size, flags.dims, flags.dtype, options)
 
 
-def arguments(table: Table, argv: list[str] | None = None):
-  """Returns the flags that all tables share."""
+def arguments(table: Table, argv: list[str] | None = None, dims: str = "4m"):
+  """Returns the flags that all tables share; `dims` is the default shape."""
   parser = argparse.ArgumentParser(description=table.title)
   parser.add_argument("--peer", action="append", choices=PEERS, default=[])
   parser.add_argument("--case", action="append", choices=table.cases)
-  parser.add_argument("--dims", choices=harness.DIMS, default="4m")
+  parser.add_argument("--dims", choices=harness.DIMS, default=dims)
   parser.add_argument("--dtype", default="float32")
   parser.add_argument("--repeats", type=int, default=5)
   parser.add_argument("--sweep", action="store_true", help="try all options")

@@ -1,0 +1,90 @@
+"""Sampling, update and step at the shapes of a real model, with the peers.
+
+  python -m bench.real --peer=trl    # about 25 minutes on two cores; 8 GB
+  python -m bench.real --case "update, 16 rows" --repeats=3
+
+The shapes are those of SmolLM2-135M, with random weights. In the updates of
+this package a packed row holds the prompt of a group once, as in runs. Writes
+results/bench_real.{json,md}.
+"""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from bench import harness, results, tables
+
+Size = harness.Size
+MICRO = [dict(micro=16)]
+TABLES = (
+    tables.Table(
+        name="real",
+        title="Sampling, update and step at the shapes of SmolLM2-135M",
+        about=(
+            "135 million parameters, vocabulary 49,152, heads of 64, float32,"
+            " temperature 1. Sampling: 8 responses to each of 8 prompts of 64"
+            " tokens; `tail`: lengths are log-normal, and every system ends"
+            " each response at the same length. Update: one optimizer step on"
+            " 2 groups of 8 fixed responses. Step: sample 8 responses to each"
+            " of 4 prompts, and update once. Tokens/s counts response tokens."
+        ),
+        task="rollout",
+        cases={
+            "sampling, 128 tokens": Size(64, 64, 128, tail=False),
+            "sampling, tail": Size(64, 64, 128, tail=True),
+        },
+        options=dict(ours=[{}], trl=[dict(batch=64)]),
+    ),
+    tables.Table(
+        name="real",
+        title="",
+        about="",
+        task="update",
+        cases={
+            "update, 16 rows": Size(16, 64, 128, tail=False),
+            "update, short responses": Size(16, 64, 32, tail=False),
+        },
+        options=dict(ours=[dict(micro=16, share=True)], trl=MICRO),
+    ),
+    tables.Table(
+        name="real",
+        title="",
+        about="",
+        task="rl_step",
+        cases={"step, 32 rows": Size(32, 64, 32, tail=False)},
+        options=dict(ours=[dict(micro=16, share=True)], trl=MICRO),
+    ),
+)
+ALL = dataclasses.replace(
+    TABLES[0], cases={k: v for x in TABLES for k, v in x.cases.items()}
+)
+
+
+def measure(flags) -> dict[str, Any]:
+  """Runs the cases of all tables; cases that are not run keep their data."""
+  known = results.read("bench_real").get("cases", {})
+  out: dict[str, Any] = {}
+  for table in TABLES:
+    own = argparse.Namespace(**vars(flags))
+    own.case = [x for x in table.cases if x in flags.case]
+    if own.case:
+      found = tables.compare(table, own)
+      known |= found.pop("cases")
+      out |= found
+  return out | dict(cases={x: known[x] for x in ALL.cases if x in known})
+
+
+def page(result: dict) -> list[str]:
+  """Returns lines of Markdown."""
+  return tables.page(ALL, result)
+
+
+def main() -> None:
+  """Measures, then writes the table."""
+  flags = tables.arguments(ALL, dims="smollm2-135m")
+  result = measure(flags)
+  results.write("bench_real", result, page(result))
+
+
+if __name__ == "__main__":
+  main()
