@@ -3,6 +3,7 @@
 import re
 
 import jax
+import numpy as np
 import pytest
 import test_stages
 import tiny_session
@@ -32,8 +33,8 @@ def compiled(session):
   return sorted(re.findall(r"compiled sampler: (\w+)", text))
 
 
-def test_training_and_evaluation_share_their_programs(tmp_path):
-  """8 prompts x 4 responses in both; then SIGTERM ends a batch."""
+def test_training_and_evaluation_share_their_programs(tmp_path, monkeypatch):
+  """8 prompts x 4 responses in both; 3 prompts; SIGTERM ends a batch."""
   session = session_of(tmp_path)
   params = tiny_session.random_params(session)
   with jax.set_mesh(session.mesh):
@@ -43,8 +44,22 @@ def test_training_and_evaluation_share_their_programs(tmp_path):
     )
     collector.collect(weights)
     assert compiled(session) == ["decode", "finish", "start"]
-    call(evaluate.evaluate, session, params, 8, "evaluating")
+    given, limit = [], session.c.rollout.max_tokens
+    stream = session.engine.stream
+    monkeypatch.setattr(
+        session.engine,
+        "stream",
+        lambda *args, limits_B, **kwargs: (
+            given.append(limits_B) or stream(*args, limits_B=limits_B, **kwargs)
+        ),
+    )
+    evaluated = call(evaluate.evaluate, session, params, 8, "evaluating")
+    (all_of_them,) = evaluated[1]
     assert compiled(session) == ["decode", "finish", "start"]
+    _, (found,) = call(evaluate.evaluate, session, params, 3, "evaluating")
+    np.testing.assert_array_equal(found.lengths_NG, all_of_them.lengths_NG[:3])
+    assert given[0].tolist() == [limit] * 32
+    assert given[1].tolist() == [limit] * 12 + [1] * 20  # fill up the batch
     # The first question is before the batch, the next ones are within it.
     for at in (1, 2):
       stopped = tiny_session.interrupted(session, stop_at=at)

@@ -134,8 +134,9 @@ def respond(
   """Samples and grades responses to the prompts of one set.
 
   Args:
-    sample: (`batch` rows, ids of their prompts) -> G responses to each, the
-      last one greedy, on the host; and the trajectories in an environment.
+    sample: (`batch` rows, ids of their prompts, number of rows that count; the
+      others may be cut) -> G responses to each, the last one greedy, on the
+      host; and the trajectories in an environment.
     tok: the tokenizer.
     task: has the verifier.
     name: of the set.
@@ -164,7 +165,8 @@ def respond(
     # Sample. The last batch is filled up, so that one program serves all.
     part = rows[first : first + batch]
     filled = [*part, *[part[0]] * (batch - len(part))]
-    rollouts, episodes = sample(filled, range(first, first + batch))
+    ids = range(first, first + batch)
+    rollouts, episodes = sample(filled, ids, len(part))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
     # Stop as the source of the set does, since base models rarely end.

@@ -489,7 +489,7 @@ def evaluate(
   weights = engine.weights(params)
   random_key = key(mesh, c.seed, "evaluate")
 
-  def sample(of_set, rows, ids) -> tuple[Rollouts, Episodes | None]:
+  def sample(of_set, rows, ids, count) -> tuple[Rollouts, Episodes | None]:
     e = of_set.evaluate
     temperatures = [e.temperature] * e.samples + [0.0]
     temperature_G = np.array(temperatures, np.float32)
@@ -515,8 +515,10 @@ def evaluate(
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
 
-    if episodes is None:
-      *_, sampled = stream()
+    if episodes is None:  # rows that fill up the batch end at once
+      limits_B = np.ones(len(rows) * group_size, np.int32)
+      limits_B[: count * group_size] = limit
+      *_, sampled = stream(limits_B=limits_B)
     else:
       turns = functools.partial(stream, keep_cache=True)
       *_, sampled = episodes.stream(turns)
