@@ -172,6 +172,18 @@ def test_a_judge_keeps_a_rule(server, monkeypatch):
   assert BOX.prompt in content_ and "insults" in content_
 
 
+def test_a_judge_is_asked_about_many_responses_at_a_time(monkeypatch):
+  """Of more than the 32 threads that asyncio has at most."""
+  together = threading.Barrier(40, timeout=30)
+  monkeypatch.setattr(Judge, "_ask", lambda *_: together.wait() // 40)
+
+  async def scores():
+    judge = Judge("http://127.0.0.1:1/v1", parallel=40)
+    return await asyncio.gather(*[judge.score("?", "", "") for _ in range(40)])
+
+  assert asyncio.run(scores()) == [0] * 40
+
+
 def test_a_judge_that_is_gone_fails_responses_with_the_remedy():
   judge = Judge("http://127.0.0.1:1/v1", seconds=5.0)
   with pytest.raises(ValueError, match="http://127.0.0.1:1/v1/chat/comp.*does"):

@@ -48,7 +48,8 @@ def log_probs(
         f"kl.reference = {c.kl.reference!r}: takes {most} tokens, and a prompt"
         f" with its response has up to {longest}: start it with --max-model-len"
         f" {longest + 1} (vLLM) or --config.serve.max_prompt={longest}"
-        " (--stage=serve)"
+        " (--stage=serve); if its model has fewer positions, lower"
+        f" rollout.max_prompt or rollout.max_tokens by {longest - most}"
     )
   texts = [*prompts, *probes(tok)]
   encode = lambda found: tokenizer.encode(tok, found)  # noqa: E731

@@ -6,6 +6,8 @@ returns log-probs, and otherwise 1 or 0 by the first word.
 """
 
 import asyncio
+import concurrent.futures
+import functools
 import math
 import os
 import re
@@ -29,12 +31,14 @@ class Judge(NamedTuple):
     model: name under which the server serves the model.
     key_env: environment variable with the key of the server; '' without.
     seconds: deadline of a request and its whole answer.
+    parallel: requests at a time, of all judges with this number.
   """
 
   url: str
   model: str = "default"
   key_env: str = ""
   seconds: float = 60.0
+  parallel: int = 64
 
   async def score(self, question: str, prompt: str, text: str) -> float:
     """How far the answer to a question about a response is yes, in [0, 1].
@@ -51,7 +55,8 @@ class Judge(NamedTuple):
         logprobs=True,
         top_logprobs=5,
     )
-    return await asyncio.to_thread(self._ask, body)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_pool(self.parallel), self._ask, body)
 
   def _ask(self, body: dict[str, Any]) -> float:
     headers = {"Content-Type": "application/json"}
@@ -66,6 +71,12 @@ class Judge(NamedTuple):
           f"the judge {url}: {errors.one_line(e)}; does a server of chats run"
           " there, with the model and the key of the constitution's arguments?"
       ) from None
+
+
+@functools.cache
+def _pool(size: int) -> concurrent.futures.Executor:
+  """Threads that wait for answers; those of asyncio are as many as cores."""
+  return concurrent.futures.ThreadPoolExecutor(size, "judge")
 
 
 def _score(choice: Any) -> float:

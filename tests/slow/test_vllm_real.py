@@ -1,4 +1,4 @@
-"""GRPO with a vLLM server that is vLLM, on this machine's CPUs.
+"""GRPO and a teacher on a vLLM server that is vLLM, on CPUs.
 
 VLLM_PYTHON names the Python of an environment that has vLLM; else these tests
 are skipped. `.ci/run --slow` makes one.
@@ -213,6 +213,44 @@ def test_a_wrong_name_is_named(url, policy, tmp_path):
   wrong = "--config.rollout.engine.args.model=nope"
   out = main(*command(url, policy, tmp_path, wrong), code=1)
   assert "does not exist" in out and "args.model, 'nope', to a name" in out
+
+
+# --- a teacher ---------------------------------------------------------------
+
+
+def test_a_teacher_scores_as_a_checkpoint_does(url, policy, tmp_path):
+  """The KL of each step is the same; a shorter context is refused."""
+  client = vllm.vllm(url=url, model="policy", seconds=60)
+  client.start_weight_update()  # another test has sent other weights
+  tensors = safetensors.numpy.load_file(policy / "model.safetensors")
+  client.update_weights((k, client.encode(x)) for k, x in tensors.items())
+  client.finish_weight_update()
+
+  def run(name, reference, *flags, code=0):
+    return main(
+        "--config=configs/distill.py:sampled:smoke",
+        f"--workdir={tmp_path / name}",
+        f"--config.model.path={policy}",
+        f"--config.kl.reference={reference}",
+        "--config.evaluate.every=0",
+        *flags,
+        code=code,
+    )
+
+  # vLLM counts one token more than a prompt with its response.
+  for name, reference in (("vllm", url), ("local", policy)):
+    run(name, reference, "--config.rollout.max_tokens=47")
+  both = [
+      [x["kl/reference"] for x in steps(tmp_path / name)]
+      for name in ("vllm", "local")
+  ]
+  assert len(both[0]) == 3 and min(both[0]) > 0.1
+  np.testing.assert_allclose(*both, rtol=1e-5)
+  out = run("long", url, "--config.sft.steps=1", code=2)
+  assert "takes 59 tokens" in out and "rollout.max_tokens by 1" in out
+
+
+# --- the end of a server ------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
