@@ -192,9 +192,6 @@ def add(c) -> None:
       process=choice(
           *("none", "rewards", "potentials"),
           needs="reward.functions",
-          not_with={
-              "critic.fallback": "its baseline is of outcomes, without steps"
-          },
       ),
       # Of the scores of reward models in training; running: (score - mean) /
       # std of all scores of the run so far.
@@ -297,7 +294,6 @@ def add(c) -> None:
       value_mixture=function(  # with the pretrained critic
           "value_mixture", needs="critic.pretrain_steps"
       ),
-      fallback=False,  # EVPO: batch mean while explained variance <= 0
   )
   extend(
       "updates",

@@ -209,7 +209,7 @@ FILES = {
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
             {"critic.fallback": True},
-            "critic.fallback = True: does nothing: gro",
+            "critic.fallback = True: was taken out: critic.pretrain_steps",
         ),
         (GAE | {"critic.init": "exported"}, "critic.path = '': critic.init"),
         (GAE | {"critic.path": "x"}, "critic.path = 'x': is for critic.init ="),

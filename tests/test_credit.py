@@ -293,7 +293,6 @@ def test_a_plain_sum_of_rewards_says_the_share_of_each():
         ({"advantage.name": "gdpo"}, ""),  # has shares of its own
         ({"advantage.name": "gae"}, "linear"),
         ({"advantage.name": "gae", "environment.name": "calculator"}, ""),
-        ({"advantage.name": "gae", "critic.fallback": True}, ""),
         ({"advantage.name": "gae", "kl.place": "reward", "kl.kind": "k1"}, ""),
         ({"advantage.name": "rank"}, ""),
         ({"reward.process": "rewards"}, ""),
@@ -406,42 +405,6 @@ def per_token(rewards_B):
   return np.where(MASK_BT, np.array(rewards_B, F)[:, None], 0)
 
 
-@pytest.mark.parametrize(
-    "values_B, explained",
-    [
-        (REWARDS_B, 1.0),
-        (REWARDS_B + 5, 1.0),  # wrong by a constant: still informed
-        (0.5 * REWARDS_B, 0.75),
-        (np.full(4, 0.3, F), 0.0),
-        (-REWARDS_B, -3.0),
-    ],
-)
-def test_a_critic_that_explains_nothing_is_not_asked(values_B, explained):
-  """EVPO: then the mean of the batch, 1/2, is the baseline."""
-  rows = arrays(values_BT=per_token(values_B))
-  got = assign(rows, "gae", {"lam": 1.0}, fallback=True)
-  close(got["metrics"]["critic/vf_explained_var"], explained, atol=1e-5)
-  assert got["metrics"]["critic/fallback"] == (explained <= 0)
-  baseline_B = values_B if explained > 0 else 0.5
-  close(got["advantages_BT"], per_token(REWARDS_B - baseline_B))
-  asked = assign(rows, "gae", {"lam": 1.0})
-  close(asked["advantages_BT"], per_token(REWARDS_B - values_B))
-  # The critic learns all the same.
-  close(got["returns_BT"][MASK_BT], per_token(REWARDS_B)[MASK_BT])
-
-
-def test_the_fallback_leaves_padding_out():
-  """Rewards 1, -1, 0 have a mean of 0; with the padding's 2 it were 1/2."""
-  real_B = np.arange(4) < 3
-  rows = arrays(
-      values_BT=np.full((4, 3), 0.3, F),
-      age_B=np.where(real_B, 0, -1),
-      mask_BT=MASK_BT & real_B[:, None],
-  )
-  got = assign(rows, "gae", {"lam": 1.0}, fallback=True)
-  close(got["advantages_BT"][:, 0], [1, -1, 0, 0])
-
-
 def test_a_mixture_of_the_pretrained_and_the_learning_critic():
   """w = 1/2 exp(-1/2) / (1 + 2 * 3/4); only the policy sees it."""
   rows = arrays(
@@ -513,8 +476,6 @@ def test_padding_rows_change_nothing_for_the_others(name, groups):
       kl_in_reward=True,
       correction=corrections.truncate,
   )
-  if asks_for(name, "values_BT"):
-    keywords["fallback"] = True
   rows, order = arrays(), [5, 0, 1, 4, 2, 3]
   padded = {}
   for field, x in rows.items():

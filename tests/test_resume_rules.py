@@ -1,11 +1,13 @@
 """What may change on resume."""
 
+import json
+
 import pytest
 from conftest import ROOT
 
 from configs import base
-from rl_reason.base import config, resume_rules
-from rl_reason.base.errors import RunError
+from rl_reason.base import config, fields as fields_lib, resume_rules
+from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.resume_rules import differences
 from rl_reason.stages import trained
 
@@ -50,6 +52,19 @@ def test_a_run_lacks_the_fields_of_later_versions():
   named = {"rollout.priority.name": "learnability"}
   (line,) = differences(earlier, OLD | named)
   assert line == "rollout.priority.name: None -> 'learnability'"
+
+
+@pytest.mark.parametrize(("name", "gone"), fields_lib.REMOVED.items())
+def test_a_run_goes_on_without_a_feature_that_it_left_off(name, gone, tmp_path):
+  path, used = tmp_path / "config.json", "what it had"
+  assert name not in OLD and not differences(OLD | {name: gone.off}, OLD)
+  assert differences(OLD | {name: used}, OLD) == [f"{name}: {used!r} -> None"]
+  path.write_text(json.dumps(OLD | {name: gone.off}))
+  assert config.load(path) == OLD
+  path.write_text(json.dumps(OLD | {name: used}))
+  message = f"{name} = {used}: was taken out: {gone.instead}; .* --workdir$"
+  with pytest.raises(ConfigError, match=message):
+    config.load(path)
 
 
 def test_a_run_of_an_earlier_version_may_go_on_as_it_did():

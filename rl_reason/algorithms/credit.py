@@ -134,7 +134,6 @@ def assign(
     whiten: bool = False,
     gamma: float = 1.0,
     critic_lam: float = 1.0,
-    fallback: bool = False,
     value_mixture: Callable[..., Array] | None = None,
     kl: str = "none",
     kl_in_reward: bool = False,
@@ -151,8 +150,6 @@ def assign(
     whiten: whiten the advantages over all tokens.
     gamma: discount per token, of the critic's targets.
     critic_lam: lambda of the critic's targets, decoupled from the policy's.
-    fallback: EVPO (arXiv:2604.19485): while the critic's explained variance is
-      not positive, the batch mean is the baseline.
     value_mixture: None or `variants.mixture`, keywords bound.
     kl: estimator of the KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     kl_in_reward: subtract kl_coef * KL from the rewards.
@@ -192,14 +189,14 @@ def assign(
   )
 
   # Targets come from the critic's own values; only the policy uses a mixture.
-  returns_BT, explained = jnp.zeros_like(rewards_BT), None
+  returns_BT = jnp.zeros_like(rewards_BT)
   if "values_BT" in rows:
     returns_BT, critic_metrics = targets(
         rewards_BT, rows["values_BT"], mask_BT, gamma=gamma, lam=critic_lam
     )
     metrics |= critic_metrics
-    explained = critic_metrics["critic/vf_explained_var"]
     if value_mixture is not None:
+      explained = critic_metrics["critic/vf_explained_var"]
       inputs = rows | dict(explained_variance=explained)
       rows["values_BT"] = call_by_name(value_mixture, inputs)
 
@@ -211,10 +208,6 @@ def assign(
   advantages_BT = jnp.broadcast_to(
       found if found.ndim == 2 else found[:, None], kl_BT.shape
   )
-  if fallback and explained is not None:
-    mean_B = advantages.group_mean(rewards_B, jnp.where(valid_B, 0, -1))
-    advantages_BT = jnp.where(explained > 0, advantages_BT, mean_B[:, None])
-    metrics["critic/fallback"] = explained <= 0
   mask_BT = mask_BT & valid_B[:, None]
   advantages_BT = jnp.where(mask_BT, advantages_BT, 0)
 

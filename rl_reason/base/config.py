@@ -14,7 +14,14 @@ import ml_collections
 
 from rl_reason.base import functions, kinds
 from rl_reason.base.errors import ConfigError
-from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, RENAMED
+from rl_reason.base.fields import (
+    FIELDS,
+    NAMES_OF_TYPES,
+    REMOVED,
+    RENAMED,
+    removed,
+    used,
+)
 from rl_reason.base.other_names import COUNTED, OF_OTHERS
 
 # What a file says about SFT for its own task, and for no other task.
@@ -49,6 +56,8 @@ def no_such_field(c, name: str, value: Any) -> ConfigError:
     return ConfigError(
         f"{name} = {value}: is now {RENAMED[name]}", fields=[RENAMED[name]]
     )
+  if why := removed(name):
+    return ConfigError(f"{name} = {value}: {why}", fields=[name])
   # Arguments of functions come second: their signatures take a second.
   found = similar(name, FIELDS) or similar(name, known_fields(c))
   hint = "see configs/base.py"
@@ -93,12 +102,13 @@ def no_such_section(e: BaseException) -> str:
   Args:
     e: what ml_collections raised; its message is the last part of the name.
   """
-  word = str(e).strip("\"'")
-  for name, now in RENAMED.items():
+  word = str(e).partition("\n")[0].strip("\"'")
+  for name in (*RENAMED, *REMOVED):
     section = name.rpartition(".")[0]
     is_gone = not any(x.startswith(f"{section}.") for x in FIELDS)
     if is_gone and section.rpartition(".")[2] == word:
-      return f"there is no section {section}: {name} is now {now}"
+      now = removed(name) or f"is now {RENAMED[name]}"
+      return f"there is no section {section}: {name} {now}"
   return ""
 
 
@@ -283,11 +293,18 @@ def unflat(fields: dict[str, Any]) -> ml_collections.ConfigDict:
   return c
 
 
+EARLIER = (
+    "the run is of an earlier version of rl_reason, which can continue,"
+    " evaluate and export it; for this version, choose another --workdir"
+)
+
+
 def load(path: pathlib.Path) -> dict[str, Any]:
   """The flat config that a work directory was made with.
 
   Raises:
-    ConfigError: the file is damaged, or was written by another version.
+    ConfigError: the file is damaged, or was written by another version; the run
+      used a feature that was taken out.
   """
   try:
     fields = json.loads(path.read_text())
@@ -304,9 +321,10 @@ def load(path: pathlib.Path) -> dict[str, Any]:
     )
   for name, now in RENAMED.items():
     if name in fields:
-      raise ConfigError(
-          f"{path}: {name} is now {now}: the run is of an earlier version of"
-          " rl_reason, which can continue, evaluate and export it; for this"
-          " version, choose another --workdir"
-      )
+      raise ConfigError(f"{path}: {name} is now {now}: {EARLIER}")
+  fields = used(fields)
+  if gone := [x for x in REMOVED if x in fields]:
+    raise ConfigError(
+        *(f"{path}: {x} = {fields[x]}: {removed(x)}: {EARLIER}" for x in gone)
+    )
   return fields

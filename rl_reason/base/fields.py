@@ -37,6 +37,18 @@ NAMES_OF_TYPES = {
 }
 
 
+class Removed(NamedTuple):
+  """A field whose feature was taken out; docs/scope.md has its last commit.
+
+  Attributes:
+    off: the value without the feature, with which old runs can continue.
+    instead: what is closest now.
+  """
+
+  off: Any
+  instead: str
+
+
 class Spec(NamedTuple):
   """The values that a field or an argument may have.
 
@@ -105,6 +117,35 @@ RENAMED = {
     "sft.skill.mixture": "sft.mixture",
     "sft.skill.threshold": "sft.threshold",
 }
+# Fields of earlier versions whose feature was taken out.
+REMOVED = {
+    "critic.fallback": Removed(
+        False,
+        "critic.pretrain_steps is closest, or an advantage without a critic",
+    ),
+}
+
+
+def removed(name: str) -> str:
+  """Where a field that was taken out is told of, and what is closest.
+
+  Args:
+    name: of a field, or of an argument of a function; '' if it never was one.
+  """
+  found = REMOVED.get(name.partition(".args.")[0] + ".args") or REMOVED.get(
+      name
+  )
+  where = "docs/scope.md names the last commit that has it"
+  return f"was taken out: {found.instead}; {where}" if found else ""
+
+
+def used(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of a run, without removed ones of features that it left off."""
+  return {
+      name: x
+      for name, x in fields.items()
+      if name not in REMOVED or x != REMOVED[name].off
+  }
 
 
 def field(default, needs: str | tuple[str, ...] = (), **rules) -> Spec:

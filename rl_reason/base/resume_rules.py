@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_reason.base import errors, functions, kinds
-from rl_reason.base.fields import FIELDS
+from rl_reason.base.fields import FIELDS, used
 
 Fields = Mapping[str, Any]
 Predicate = Callable[[Any], bool]
@@ -167,14 +167,17 @@ def is_shape(name: str) -> bool:
 
 
 def complete(fields: Fields) -> dict[str, Any]:
-  """The fields of a run, with defaults for those newer than the run."""
+  """The fields of a run, with defaults for those newer than the run.
+
+  Fields that were taken out are left out, unless the run used their feature.
+  """
   defaults = {name: spec.default for name, spec in FIELDS.items()}
   for known in kinds.KINDS.values():
     if f"{known.field}.name" not in fields:  # no function, without arguments
       defaults[f"{known.field}.args"] = {}
   return {
       name: list(x) if isinstance(x, tuple) else x
-      for name, x in (defaults | dict(fields)).items()
+      for name, x in (defaults | used(fields)).items()
   }
 
 
@@ -210,7 +213,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return content == old.get(f"content.{name}")
     return name.startswith(FREE)
 
-  was = complete(old)
+  was, old = complete(old), used(old)
   return [
       f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
       for name in sorted(old.keys() | new.keys())

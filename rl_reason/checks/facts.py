@@ -141,7 +141,7 @@ def shares_advantage(c) -> str:
   # In an environment rewards stand at the ends of turns, a KL in the reward at
   # each token, and a tail without a baseline is not linear.
   a = c.advantage
-  other = c.kl.place == "reward" and estimates_kl(c) or c.critic.fallback
+  other = c.kl.place == "reward" and estimates_kl(c)
   other = other or a.args.get("zero_tail") or environment(c)
   return "linear" if several and a.name in LINEAR and not other else ""
 

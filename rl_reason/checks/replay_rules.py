@@ -37,7 +37,6 @@ LEARNS = (
     "advantage.",
     "correction.",
     "covariance.",
-    "critic.fallback",
     "critic.lam",
     "critic.value_mixture.",
     "kl.",

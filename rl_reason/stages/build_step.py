@@ -159,7 +159,6 @@ def credit(
       whiten=c.advantage.whiten,
       gamma=facts.discount(c),
       critic_lam=c.critic.lam,
-      fallback=c.critic.fallback,
       value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
       kl=c.kl.kind if facts.estimates_kl(c) and not on_policy else "none",
       kl_in_reward=c.kl.place == "reward",
