@@ -50,7 +50,7 @@ FOLDERS = {"generate": "generated", "replay": "replay"}
 
 
 # Stage -> what it does after a signal; the others are ended by it.
-_LAST = "the run stops after this step or evaluation, and its state is saved"
+_LAST = "the run stops after this step or these tokens, and its state is saved"
 ENDS = dict.fromkeys(TRAINS, _LAST) | {
     "prepare": "preparation stops after these rows",
     "evaluate": "the evaluation stops after these tokens",

@@ -348,7 +348,7 @@ def test_a_signal_asks_the_run_to_stop(number, capsys):
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
         f"{stop_signals.NAMES[number]}: the run stops after this step or"
-        " evaluation, and its state is saved; a second one ends it at once"
+        " these tokens, and its state is saved; a second one ends it at once"
     )
   finally:
     signal.signal(number, before)
