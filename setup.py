@@ -44,9 +44,13 @@ setuptools.setup(
     packages=[
         *setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
         *map("rl_reason.configs.{}".format, PRESETS),
+        "rl_reason.launch",
     ],
-    package_dir={"rl_reason.configs": "configs"},
-    package_data={"": ["*.html", "*.in", "*.json", "*.toml"]},
+    package_dir={"rl_reason.configs": "configs", "rl_reason.launch": "launch"},
+    package_data={
+        "": ["*.html", "*.in", "*.json", "*.toml"],
+        "rl_reason.launch": ["*.sh", "*.sbatch", "*.yaml"],
+    },
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
     # meshes and shardings, the format of checkpoints, structs.

@@ -203,7 +203,7 @@ def test_a_wrong_name_and_a_server_without_the_worker_are_named():
     client = vllm.vllm(url=url, model="nope", seconds=9)
     with pytest.raises(RunError, match="engine.args.model, 'nope', to a name"):
       dict(client.generate([request]))
-    with pytest.raises(RunError, match="started by launch/vllm.sh"):
+    with pytest.raises(RunError, match="started by /.*launch/vllm.sh DIR"):
       client.held()
 
 

@@ -28,7 +28,7 @@ def installed(tmp_path_factory):
   """A directory with the installed wheel and nothing else; takes no network."""
   pytest.importorskip("setuptools", minversion="77")  # of pyproject.toml
   clone = tmp_path_factory.mktemp("clone")
-  for name in ("rl_reason", "configs"):
+  for name in ("rl_reason", "configs", "launch"):
     shutil.copytree(ROOT / name, clone / name)
   for name in ("setup.py", "pyproject.toml"):
     shutil.copy(ROOT / name, clone)
@@ -51,6 +51,22 @@ def test_a_wheel_has_every_preset(installed):
   assert {x.relative_to(place) for x in place.rglob("*.py")} == here
   assert list((installed / "rl_reason" / "report").glob("*.in"))
   assert (installed / "rl_reason" / "serve" / "chat.html").exists()
+
+
+def test_a_wheel_starts_a_vllm_server(installed, tmp_path):
+  """Errors name the script, which finds its worker."""
+  code = "from rl_reason.rollout import vllm; print(vllm.SCRIPT)"
+  script = subprocess.check_output(
+      [sys.executable, "-c", code],
+      cwd=tmp_path,
+      env=os.environ | {"PYTHONPATH": str(installed)},
+      text=True,
+  ).strip()
+  assert script == f"{installed}/rl_reason/launch/vllm.sh"
+  env = os.environ | {"DRY_RUN": "1"}
+  line = subprocess.check_output([script, "DIR"], env=env, text=True)
+  assert "--model=DIR" in line
+  assert os.path.exists(os.path.dirname(script) + "/vllm_worker.py")
 
 
 CHILD = """

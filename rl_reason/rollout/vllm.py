@@ -29,9 +29,13 @@ COMPLETIONS = "v1/completions"
 Seconds = Annotated[float, (1e-3, None)]
 LISTED = 1 << 13  # KiB of an answer about all tensors
 FILE_BYTES = 2 << 30  # of a file; its tensors are in memory until it is written
+# The script of a wheel, or that of a clone.
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_SCRIPTS = [x / "launch/vllm.sh" for x in (_PACKAGE, _PACKAGE.parent)]
+SCRIPT = next((x for x in _SCRIPTS if x.exists()), "launch/vllm.sh")
 FAILED = (
     "a part of its weights may be old, and it stays paused: start the server"
-    " anew with launch/vllm.sh, which sees rollout.engine.args.directory, too"
+    f" anew with {SCRIPT}, which sees rollout.engine.args.directory, too"
 )
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -114,7 +118,7 @@ class VLLM:
           " server serves"
       )
     remedy = remedy or (
-        "does the server run there, started by launch/vllm.sh, and with the key"
+        f"does the server run there, started by {SCRIPT} DIR, and with the key"
         " of rollout.engine.args.key_env? Its log says more"
     )
     return RunError(
