@@ -14,6 +14,7 @@ from rl_reason import api
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import datasets, known_sets
 from rl_reason.data.datasets import DataError, Malformed
+from rl_reason.serve import protocol
 
 
 def write(directory, *rows):
@@ -358,6 +359,12 @@ def test_layouts_that_are_known(tmp_path, row, expected):
 
 HUMAN = {"from": "human", "value": "Two?"}
 GPT = {"from": "gpt", "value": "2"}
+CALL = {"name": "double", "arguments": '{"x": 1}'}
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": CALL}],
+}
+OLD_CALL = {"role": "assistant", "content": None, "function_call": CALL}
 PARTS = [{"type": "text", "text": "Two"}, {"type": "text", "text": "or 3?"}]
 
 
@@ -471,11 +478,52 @@ def test_cells_of_csv_that_are_json(tmp_path):
         ),
         ({"problem": "<image>Two?", "images": ["x.png"]}, "has an image, and"),
         ({"conversations": [GPT]}, "last turn of a prompt is not the user's"),
+        ({"messages": [TURN, CALLED]}, "calls tools outside of its text"),
+        ({"messages": [TURN, CALLED | {"content": "2"}]}, "into its content"),
+        ({"prompt": "Two?", "completion": [OLD_CALL]}, "or leave the turn out"),
     ],
 )
 def test_turns_that_are_no_text(tmp_path, row, why):
   [malformed] = examples(write(tmp_path, row | {"answer": "2"}))
   assert why in malformed.why
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        *[CALLED, CALLED | {"content": ""}, CALLED | {"refusal": None}],
+        *[OLD_CALL, CALLED | {"tool_calls": json.dumps(CALLED["tool_calls"])}],
+    ],
+)
+@pytest.mark.parametrize("served", [False, True])
+def test_earlier_turns_may_call_tools(tmp_path, turn, served):
+  """In the forms of OpenAI's API, and in a text, as in columns of Parquet."""
+  chat = [TURN, turn, {"role": "tool", "content": "2"}, TURN]
+  if served:
+    _, found, *_ = protocol.Chat(messages=chat).turns
+  else:
+    [one] = examples(write(tmp_path, {"messages": chat}), kind="none")
+    _, found, _ = one.turns
+  assert found == CALLED | {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("turn", "thought", "said"),
+    [
+        ({"reasoning": "t", "content": "2"}, "t", "2"),
+        ({"thinking": "t", "content": PARTS}, "t", "Two\nor 3?"),
+        ({"content": [{"type": "thinking", "thinking": "t"}, "2"]}, "t", "2"),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, None, "No."),
+        ({"content": "2", "tool_calls": [], "function_call": None}, None, "2"),
+    ],
+)
+def test_a_turn_has_one_form(turn, thought, said):
+  turn = {"role": "assistant", **turn}
+  [found] = protocol.Chat(messages=[turn]).turns
+  assert (found.get("reasoning_content"), found["content"]) == (thought, said)
+  assert found.keys() <= {"role", "content", "reasoning_content"}
+  wanted = f"<think>\nt\n</think>\n\n{said}" if thought else said
+  assert known_sets.text([turn]) == wanted
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,50 @@ JSON = """{% for m in messages %}{% if m.content[-1:] not in "0123456789" %}
 {{ raise_exception("no number") }}{% endif %}{{ m.content }}{% endfor %}"""
 
 
+CALLS = """{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}
+{{- c.function.name }}{{ c.function.arguments | items | list }}{% endfor %}
+{%- endfor %}"""
+TEXT_CALLS = CALLS.replace("arguments | items | list", "arguments.strip()")
+FLAT_CALLS = CALLS.replace("c.function.", "c.")
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (CALLS, "1+1?double[('x', 1)]2"),
+        (TEXT_CALLS, '1+1?double{"x": 1}2'),
+        (SOME, ""),
+        (ANY, ""),
+        (f"{{% for m in messages if m.content %}}{_TURN}{{% endfor %}}", ""),
+    ],
+)
+@pytest.mark.parametrize("said", ["", "Let me see. "])
+@pytest.mark.parametrize(
+    "arguments", [dict(x=1), '{"x": 1}'], ids=["object", "json"]
+)
+def test_a_call_of_a_tool_is_shown(tok, template, shown, said, arguments):
+  tok = copy.copy(tok)
+  tok.chat_template = template
+  render = functools.partial(templates.render, tok=tok, chat=True)
+  first, last = chat(("user", "1+1?"), ("user", "2"))
+  function = dict(name="double", arguments=arguments)
+  calls = [dict(type="function", function=function)]
+  turn = dict(role="assistant", content=said, tool_calls=calls)
+  if shown:
+    text = templates.render_all([first, turn, last], render).text
+    assert text == shown.replace("?", "?" + said)
+  else:
+    with pytest.raises(templates.PromptError, match="1 of 3 .* calls tools"):
+      templates.render_all([first, turn, last], render)
+  tok.chat_template = FLAT_CALLS
+  turn["tool_calls"] = [function]
+  assert "double[('x', 1)]" in templates.render_all([turn], render).text
+  for unknown in (["double"], "double", dict(double=1)):
+    turn["tool_calls"] = unknown
+    with pytest.raises(templates.PromptError):
+      templates.render_all([turn], render)
+
+
 @pytest.mark.parametrize(
     ("template", "turns", "words", "renamed"),
     [

@@ -585,6 +585,28 @@ def test_errors_say_what_is_wrong(serve, change, status, text):
   assert text in got["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (dict(tools=[], tool_choice="auto", parallel_tool_calls=True), ""),
+        (dict(functions=None, function_call="none", modalities=["text"]), ""),
+        (dict(stop=None, n=None, logprobs=None, stream_options=None), ""),
+        (dict(stream_options=dict(continuous_usage_stats=False)), ""),
+        (dict(stream_options=dict(include_usage=None)), ""),
+        (dict(tool_choice="required"), "tool_choice"),
+        (dict(stream_options=dict(continuous_usage_stats=True)), "usage_stats"),
+        (dict(modalities=["text", "audio"]), "modalities"),
+    ],
+)
+def test_fields_that_clients_write(change, refused):
+  body = dict(messages=[dict(role="user", content="1+1=")]) | change
+  if not refused:
+    assert protocol.read(protocol.Chat, json.dumps(body).encode()).n == 1
+    return
+  with pytest.raises(protocol.ApiError, match=refused):
+    protocol.read(protocol.Chat, json.dumps(body).encode())
+
+
 ASKING = [
     ({}, 200),
     (dict(host="localhost:9"), 200),

@@ -17,7 +17,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason import tasks
 from rl_reason.data import preparation_report, screening
 from rl_reason.environments import tools
-from rl_reason.verifiers import thoughts
+from rl_reason.verifiers import code_blocks, final_answer, thoughts
 
 # --- texts -------------------------------------------------------------------
 
@@ -34,6 +34,35 @@ from rl_reason.verifiers import thoughts
         ("a</think>b<think>c", "b"),
         ("<think>\na\n</think>\n\nb\nc", "\n\nb\nc"),
         ("", ""),
+        # Tags within a thought, and more that close than that open.
+        ("<think>a<think>b</think>c</think>d", "d"),
+        ("<think>a</think>b</think>c", "c"),
+        ("a<think>b</think>c</think>d", "ad"),
+        ("a</think>b</think>c<think>d", "c"),
+        # Other tags.
+        ("[THINK]a[/THINK]b", "b"),
+        ("a[/THINK]b[THINK]c", "b"),
+        ("[think]a[/think]b", "[think]a[/think]b"),
+        ("<seed:think>a</seed:think>b", "b"),
+        ("<thinking>a</thinking >b", "b"),
+        ("<Thought>a</Thought>b", "b"),
+        ("<reasoning>a</reasoning><answer>b</answer>", "<answer>b</answer>"),
+        ("\u25c1think\u25b7a\u25c1/think\u25b7b", "b"),
+        ("<|START_THINKING|>a<|END_THINKING|>b", "b"),
+        ("<|begin_of_thought|>a<|end_of_thought|>b", "b"),
+        ("<|channel>thought\na<channel|>b", "b"),
+        ("<unused94>thought\na<unused95>b", "b"),
+        # Harmony, with and without the header of the first message.
+        *[
+            (f"{start}a<|end|><|start|>assistant{final}b", "b")
+            for final in ["<|channel|>final<|message|>"]
+            for start in ("<|channel|>analysis<|message|>", "")
+        ],
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant"
+            "<|channel|>commentary to=functions.f<|message|>{}",
+            "",
+        ),
     ],
 )
 def test_the_text_outside_of_thoughts(text, rest):
@@ -41,8 +70,50 @@ def test_the_text_outside_of_thoughts(text, rest):
 
 
 @pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>\\boxed{3}</think>\\boxed{4}", "4"),
+        ("<think>\\boxed{3}</think>I cannot tell; " + "so " * 99, None),
+        ("\\boxed{3}</think>I cannot tell; " + "so " * 99, None),
+        ("<think>a</think>\\boxed{4}<think>or \\boxed{3}", "4"),
+        ("<think>\\boxed{3}[/THINK]</think>4", "4"),
+        ("[THINK]\\boxed{3}[/THINK]4", "4"),
+        ("<thinking>\\boxed{3}</thinking>4", "4"),
+        (
+            "<|channel|>analysis<|message|>\\boxed{3}<|end|><|start|>assistant"
+            "<|channel|>final<|message|>4",
+            "4",
+        ),
+        ("<answer>4</answer><reasoning>2+2, not 3</reasoning>", "4"),
+        ("<think>it is \\boxed{3}", "3"),  # cut short
+    ],
+)
+def test_an_answer_within_a_thought_does_not_count(text, answer):
+  assert final_answer.final(text) == answer
+
+
+BLOCK = "\n```python\nx = %d\n```\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>{BLOCK % 3}</think>{BLOCK % 4}",
+        f"{BLOCK % 3}[/THINK]{BLOCK % 4}",
+        f"{BLOCK % 4}<thinking>or{BLOCK % 3}</thinking>",
+        f"<think>a</think>{BLOCK % 4}<think>or{BLOCK % 3}",
+    ],
+)
+def test_a_program_within_a_thought_does_not_count(text):
+  assert code_blocks.program(text) == "x = 4\n"
+
+
+@pytest.mark.parametrize(
     ("prompt", "response", "wanted"),
     [
+        ("Q[THINK]", "[THINK]a[/THINK]b", "a[/THINK]b"),
+        ("Q<seed:think>\n", "<seed:think>a", "a"),
+        ("Q<think>\n", "<thinking>a</thinking>b", "a</thinking>b"),
         ("Q", "<think>a</think>b", "<think>a</think>b"),
         ("Q<think>", "<think>\na</think>b", "\na</think>b"),
         ("Q<think>\n", "<think>\na</think>b", "a</think>b"),
@@ -99,6 +170,7 @@ THOUGHT = "<think>\none and one\n</think>\n\n2"
     [
         dict(messages=asked(reasoning_content="one and one")),
         dict(messages=asked(thinking="one and one ")),
+        dict(messages=asked(reasoning="one and one")),
         dict(messages=asked(content=THOUGHT)),
         dict(messages=asked(content=THOUGHT, reasoning_content="one and one")),
         dict(prompt="1+1?", response="2", reasoning_content="one and one"),
@@ -182,6 +254,17 @@ def test_a_role_that_the_template_does_not_know_is_mapped_or_refused(thinker):
   assert tally["dropped"][reason] == 1 and "'observer'" in sample
 
 
+@pytest.mark.parametrize("content", ["", "Wait.", None])
+def test_a_call_of_a_tool_that_the_template_leaves_out(thinker, content):
+  calls = [dict(function=dict(name="double", arguments="{}"))]
+  turns = asked(), asked(content=content, tool_calls=calls)
+  given = [dict(messages=[*x, *asked()]) for x in turns]
+  [found], tally = thinker("", given, deduplicate=False)
+  assert found.prompt == "<user>1+1?<assistant>2<user>1+1?"
+  [[sample]] = tally["samples"].values()
+  assert "the first of which calls tools" in sample
+
+
 # --- tools -------------------------------------------------------------------
 
 CALL = '<tool_call>{"name": "double", "arguments": {"x": %d}}</tool_call>'
@@ -206,6 +289,9 @@ class Doubler(tools.Tools):
         ("Q", f"<think>{CALL % 1}", None),
         ("Q<think>\n", f"{CALL % 1}</think>{CALL % 2}", ["4"]),
         ("Q<think>\n", CALL % 1, None),
+        ("Q", f"<think><think>{CALL % 1}</think>{CALL % 1}</think>a", None),
+        ("Q", f"<think>a</think>b{CALL % 1}</think>{CALL % 2}", ["4"]),
+        ("Q[THINK]", f"{CALL % 1}[/THINK]{CALL % 2}", ["4"]),
         ("Q", f"<think>a</think>{CALL % 1}<think>{CALL % 2}</think>", ["2"]),
     ],
 )

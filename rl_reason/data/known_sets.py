@@ -17,9 +17,10 @@ from rl_reason.verifiers import final_answer, thoughts
 Field = Callable[[dict], Any]  # reads one field of a raw row
 
 
-# Where chats of reasoning models keep the thought of a turn: DeepSeek's API and
-# vLLM, Ollama and Harmony. Also columns of rows with a response.
-THOUGHTS = "reasoning_content", "thinking"
+# Where chats of reasoning models keep the thought of a turn: DeepSeek's API,
+# Ollama and Harmony, and newer versions of vLLM. Also columns of rows with a
+# response.
+THOUGHTS = "reasoning_content", "thinking", "reasoning"
 
 
 class Unclear(ValueError):
@@ -74,9 +75,17 @@ def text(cell) -> str:
 
 
 def spoken(turn: dict) -> Any:
-  """The content of a turn, after the thought that another key may hold."""
-  thought = next((x for k in THOUGHTS if (x := turn.get(k))), "")
-  content = turn["content"]
+  """The content of a turn of `_turn`, after its thought, if it has one.
+
+  Raises:
+    Unclear: the turn calls tools.
+  """
+  if turn.get("tool_calls"):
+    raise Unclear(
+        "a response calls tools outside of its text: write the calls into its"
+        " content, or leave the turn out"
+    )
+  thought, content = turn.get(THOUGHTS[0], ""), turn["content"]
   if not (isinstance(thought, str) and isinstance(content, str)):
     return content
   return thoughts.joined(thought.strip(), content)
@@ -101,18 +110,17 @@ _ROLES = {
 
 
 # Types of parts whose text is read, in the APIs of chats and of responses.
-_TEXTS = "text", "input_text", "output_text"
+_TEXTS = "text", "input_text", "output_text", "refusal"
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
   """A turn with `role` and `content`, which is a text.
 
   ShareGPT writes {"from": "human", "value": "..."}, copies of it mix these keys
-  with others, and multimodal sets write the content as parts,
-  [{"type": "text", "text": "..."}]. A call of a tool may have no content.
+  with others; see also `in_form`.
 
   Raises:
-    TypeError, ValueError: the content is no text.
+    Unclear: the content is no text.
   """
   # Parquet fills in the keys that only other turns, and other parts, have.
   turn = {name: x for name, x in turn.items() if x is not None}
@@ -122,17 +130,39 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
       turn[wanted] = turn.pop(found[0])
   if isinstance(role := turn.get("role"), str):
     turn["role"] = _ROLES.get(role.lower(), role)
-  if turn.get("tool_calls"):
+  turn = in_form(turn)
+  return {x: turn[x] for x in ("role", "content") if x in turn} | turn
+
+
+def in_form(turn: dict[str, Any]) -> dict[str, Any]:
+  """The turn as chat templates read it.
+
+  Clients, Parquet and multimodal sets write fields without a value, a thought
+  or a call of a tool under other names, and the content as parts,
+  [{"type": "text", "text": "..."}]. A call of a tool may have no content.
+
+  Raises:
+    Unclear: the content is no text.
+  """
+  turn = {name: x for name, x in turn.items() if x is not None}
+  if call := turn.pop("function_call", None):
+    turn.setdefault("tool_calls", [dict(type="function", function=call)])
+  if calls := turn.pop("tool_calls", None):
+    turn["tool_calls"] = _parsed(calls)
     turn.setdefault("content", "")
+  for name in THOUGHTS[1:]:  # templates read the first one
+    if name in turn:
+      turn.setdefault(THOUGHTS[0], turn.pop(name))
   if isinstance(parts := turn.get("content"), list):
     texts, before = [], []
     for part in parts:
       part = part if isinstance(part, dict) else dict(text=part)
       part = {name: x for name, x in part.items() if x is not None}
       kind = part.get("type", "text")
-      thought = kind in ("thinking", "reasoning")
-      content = part.get(kind if thought else "text")
-      if kind not in _TEXTS and not thought or not isinstance(content, str):
+      thought = kind in THOUGHTS
+      content = part.get(kind if thought or kind == "refusal" else "text")
+      known = thought or kind in _TEXTS
+      if not known or not isinstance(content, str):
         raise Unclear(
             f"a turn has a part of type {kind}, and only text is read"
         )
@@ -140,7 +170,7 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     turn["content"] = "\n".join(texts)
     if before:
       turn.setdefault(THOUGHTS[0], "\n".join(before))
-  return {x: turn[x] for x in ("role", "content") if x in turn} | turn
+  return turn
 
 
 _CONTENTS = "value", "text", "parts"  # names of the content of a turn

@@ -33,7 +33,7 @@ class RowBuilder:
     self._solved = solved
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
-    self._renamed = dict[tuple[str, ...], bool]()  # by the roles of the turns
+    self._renamed = dict[tuple, bool]()  # by roles, and whether they call tools
     probe = [dict(role="user", content="1+1?")]
     if self._data.system:
       probe.insert(0, dict(role="system", content=self._data.system))
@@ -124,8 +124,8 @@ class RowBuilder:
     except ValueError as e:
       return Fault(f"{e}; {THINKING}", response or example.rejected)
     example = example._replace(rejected=rejected)
-    opened = prompt.rstrip().endswith(thoughts.OPEN)
-    if opened and response and thoughts.CLOSE not in response:
+    opened = thoughts.opened(prompt)
+    if opened and response and not thoughts.closed(response):
       notes.append(screening.UNCLOSED)
     # A prompt is evaluated whatever its response; a pair needs both of them.
     if use == "evaluate" and not example.rejected:
@@ -155,7 +155,7 @@ class RowBuilder:
     )
     if not self._data.chat:
       return render(turns), turns, []
-    roles = tuple(x["role"] for x in turns)
+    roles = tuple((x["role"], bool(x.get("tool_calls"))) for x in turns)
     if roles not in self._renamed:  # rendering twice takes time
       self._renamed[roles] = bool(templates.render_all(turns, render).renamed)
     if not self._renamed[roles]:

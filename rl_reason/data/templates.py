@@ -12,7 +12,8 @@ first style of their kind.
 """
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import verifiers
@@ -258,16 +259,62 @@ def render(
         "the tokenizer has no chat template: set data.chat = False, or put"
         " chat_template.jinja next to its tokenizer.json"
     )
+  refusal: Exception | None = None
+  for form in _arguments_as(turns):
+    try:
+      return tok.apply_chat_template(
+          form, tokenize=False, add_generation_prompt=True, **(args or {})
+      )
+    except Exception as e:  # a template is a program and may raise anything
+      refusal = refusal or e
+      if isinstance(e, MemoryError):
+        break
+  raise PromptError(
+      "the tokenizer's chat template refuses this"
+      f" ({type(refusal).__name__}: {refusal}): correct data.template_args,"
+      " set data.system = '', or data.chat = False"
+  ) from refusal
+
+
+def _arguments_as(turns: list[dict[str, Any]]) -> Iterator[list]:
+  """The turns with arguments of tool calls as objects, then as JSON.
+
+  OpenAI's API has JSON. Most chat templates take objects, and write JSON in
+  quotes otherwise; a few take texts alone.
+  """
+  if not any(x.get("tool_calls") for x in turns):
+    yield turns
+    return
+
+  def written(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value)
+
+  for change in (_parsed, written):
+    yield [
+        {**x, "tool_calls": [_call(y, change) for y in x["tool_calls"]]}
+        if isinstance(x.get("tool_calls"), list)
+        else x
+        for x in turns
+    ]
+
+
+def _parsed(value: Any) -> Any:
   try:
-    return tok.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=True, **(args or {})
-    )
-  except Exception as e:  # a template is a program and may raise anything
-    raise PromptError(
-        "the tokenizer's chat template refuses this"
-        f" ({type(e).__name__}: {e}): correct data.template_args, set"
-        " data.system = '', or data.chat = False"
-    ) from None
+    found = json.loads(value)
+  except (TypeError, ValueError, RecursionError):
+    return value
+  return found if isinstance(found, dict) else value
+
+
+def _call(call: Any, change: Callable[[Any], Any]) -> Any:
+  """A call of a tool with changed arguments."""
+  if not isinstance(call, dict):
+    return call
+  if isinstance(call.get("function"), dict):
+    return {**call, "function": _call(call["function"], change)}
+  if "arguments" in call:
+    return {**call, "arguments": change(call["arguments"])}
+  return call
 
 
 class Shown(NamedTuple):
@@ -316,6 +363,12 @@ def render_all(
   if not hidden and refusal is not None:
     raise refusal
   first = given[hidden[0]]
+  if first.get("tool_calls"):
+    raise PromptError(
+        f"the tokenizer's chat template leaves out {len(hidden)} of"
+        f" {len(given)} messages, the first of which calls tools: write calls"
+        " and results into contents of 'assistant' and 'user'"
+    )
   raise PromptError(
       f"the tokenizer's chat template leaves out {len(hidden)} of {len(given)}"
       f" messages, the first with the role {first['role']!r}: give"
@@ -335,21 +388,42 @@ def as_system(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _left_out(
     turns: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]
 ) -> list[int]:
-  """Numbers of the turns whose content is not part of the rendered text.
+  """Numbers of the turns of which the rendered text lacks something.
 
-  A mark at the end of each content shows this. The content itself does not: a
-  template may trim it, and a short content is part of many texts.
+  A mark at the end of each content shows this, and one at the end of the name
+  of the last tool that a turn calls. The content itself does not: a template
+  may trim it, and a short content is part of many texts.
   """
-  filled = [n for n, x in enumerate(turns) if x["content"].strip()]
-  marked = [dict(x) for x in turns]
-  for n in filled:
-    marked[n]["content"] += f" zq{n}qz"
+  marked, marks = [], []
+  for n, turn in enumerate(turns):
+    called, said = f"zt{n}tz", f"zq{n}qz"
+    if calls := turn.get("tool_calls"):
+      turn = {**turn, "tool_calls": _renamed(calls, called)}
+      marks.append((n, called))
+    if turn["content"].strip():
+      turn = {**turn, "content": f"{turn['content']} {said}"}
+      marks.append((n, said))
+    marked.append(turn)
   try:
     text = render(marked)
-    return [n for n in filled if f"zq{n}qz" not in text]
+    return sorted({n for n, mark in marks if mark not in text})
   except PromptError:  # of the turns, or of a template that parses contents
     text = render(turns)
-    return [n for n in filled if turns[n]["content"].strip() not in text]
+    return [n for n, x in enumerate(turns) if x["content"].strip() not in text]
+
+
+def _renamed(calls: Any, mark: str) -> Any:
+  """The calls of tools with a mark at the end of the last name.
+
+  They are unchanged, and hence count as left out, if they have no name where
+  chat templates look for it.
+  """
+  if not isinstance(calls, list) or not isinstance(calls[-1], dict):
+    return calls
+  *rest, last = calls
+  if isinstance(last.get("function"), dict):
+    return [*rest, {**last, "function": _renamed([last["function"]], mark)[0]}]
+  return [*rest, {**last, "name": f"{last.get('name', '')}{mark}"}]
 
 
 def arguments(text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pydantic_core
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from starlette.responses import JSONResponse
 
+from rl_reason.data import known_sets
 from rl_reason.monitoring.display import excerpt
 from rl_reason.rollout.sampling_filters import Filters
 
@@ -36,6 +37,9 @@ IGNORED = {
         "cache_salt",
         "request_id",
         "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "include_obfuscation",
     ),
 }
 # Values of fields that have no effect.
@@ -46,7 +50,17 @@ NEUTRAL: dict[str, tuple] = dict(
     logit_bias=({},),
     min_tokens=(0,),
     tools=([],),
-    tool_choice=("none",),
+    tool_choice=("none", "auto"),
+    functions=([],),
+    function_call=("none", "auto"),
+    modalities=(["text"],),
+    verbosity=("medium",),
+    bad_words=([],),
+    add_generation_prompt=(True,),
+    continue_final_message=(False,),
+    continuous_usage_stats=(False,),
+    return_token_ids=(False,),
+    include_reasoning=(True,),
     response_format=({"type": "text"},),
     use_beam_search=(False,),
     ignore_eos=(False,),
@@ -206,6 +220,7 @@ class Chat(Streamed):
 
   Attributes:
     messages: each {"role", "content"}; a content is a text or a list of texts.
+      A message that calls tools needs none.
     logprobs: whether to return log-probs of the tokens.
     top_logprobs: number of alternatives to each token.
     max_completion_tokens: the newer name of max_tokens.
@@ -230,15 +245,11 @@ class Chat(Streamed):
       ValueError: a content is not a text.
     """
     out = []
-    for turn in self.messages:
-      content = turn.get("content")
-      if isinstance(content, list):
-        texts = [x.get("text") if isinstance(x, dict) else x for x in content]
-        parts = [x for x in texts if isinstance(x, str)]
-        content = "".join(parts) if len(parts) == len(texts) else None
-      if not isinstance(content, str) or not isinstance(turn.get("role"), str):
+    for turn in map(known_sets.in_form, self.messages):
+      given = turn.get("role"), turn.get("content")
+      if not all(isinstance(x, str) for x in given):
         raise ValueError("messages: each needs a role, and a text as content")
-      out.append(turn | dict(content=content))
+      out.append(turn)
     return out
 
 

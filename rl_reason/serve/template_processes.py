@@ -101,7 +101,7 @@ def render(
   try:
     text, renamed = templates.render_all(turns, call)
   except PromptError as e:
-    if isinstance(e.__context__, MemoryError):
+    if isinstance(e.__cause__, MemoryError):
       raise MemoryError from None
     return "", 0, str(e)
   if len(text) > characters:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from rl_reason.verifiers import code_prompts
+from rl_reason.verifiers import code_prompts, thoughts
 
 # A line that opens or closes a block: three or more backticks or tildes, in
 # lists and quotations as well. The upper limits bound the time of a match.
@@ -360,7 +360,7 @@ def program(text: str, names: Collection[str] = ()) -> str | None:
     blocks is returned as it is if it is Python, or if no part of it is. None if
     the response has blocks, but none that may be Python.
   """
-  text = text.rpartition("</think>")[2]
+  text = thoughts.after(text)
   blocks, fences = _fenced(text)
   if not fences:
     whole = Block(text, 2)

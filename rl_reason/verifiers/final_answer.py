@@ -10,7 +10,7 @@ end of its last sentence.
 
 import re
 
-from rl_reason.verifiers import sentences
+from rl_reason.verifiers import sentences, thoughts
 
 # Longer texts are cut at the start, since the answer is at the end.
 MAX_TEXT = 200_000
@@ -225,9 +225,9 @@ def _phrase(text: str) -> str | None:
 def final(text: str) -> str | None:
   """Returns the final answer of a response, verbatim; None if it has none.
 
-  Neither the content of `<think>...</think>` nor a retracted answer counts.
+  Neither a thought (`<think>...</think>`) nor a retracted answer counts.
   """
-  text = text[-MAX_TEXT:].rpartition("</think>")[2]
+  text = thoughts.after(text[-MAX_TEXT:])
   text = _STEPS.sub("", _SPECIAL.sub("\n", text)).rstrip()
   if text.endswith(("\\]", "$$", "}")):
     shown = _DISPLAY.search(text, max(0, len(text) - MAX_ANSWER))
