@@ -120,6 +120,23 @@ def test_a_chat_has_bos_once(kind, template, tmp_path):
   assert tok.decode(ids[start:]) == shown
 
 
+def test_a_file_of_sentencepiece_alone_is_no_tokenizer(tmp_path, monkeypatch):
+  (tmp_path / "tokenizer.model").write_bytes(b"\n\x07")
+  with pytest.raises(ConfigError, match="tokenizer_config.json does: put"):
+    tokenizer.load(str(tmp_path), "")
+  write_json(tmp_path / "tokenizer_config.json", {})
+  find = tokenizer.importlib.util.find_spec
+  monkeypatch.setattr(
+      tokenizer.importlib.util,
+      "find_spec",
+      lambda name, *_: None if name == "sentencepiece" else find(name),
+  )
+  with pytest.raises(ConfigError, match="cannot be loaded") as e:
+    tokenizer.load(str(tmp_path), "")
+  if find("tiktoken") is None:
+    assert "needs the package sentencepiece" in str(e.value)
+
+
 def test_the_tokenizer_of_characters_adds_nothing():
   for tok in (tiny.TOK, tokenizer.characters("xyz")):
     assert tokenizer.added(tok) == ()

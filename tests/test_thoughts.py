@@ -133,7 +133,9 @@ CLOSED = "<assistant>\n<think>\n\n</think>\n\n"
 # As Qwen3 and R1: a thought of an earlier turn is not repeated.
 TEMPLATE = (
     "{% for m in messages %}{% if m.role in ['user', 'assistant', 'system'] %}"
-    "<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+    "<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
+    "{{ '<|im_end|>' if m.role == 'assistant' and loop.last }}"
+    "{% endif %}{% endfor %}"
 )
 
 
@@ -144,6 +146,7 @@ def thinker(make, tmp_path):
   def prepare(end, given, **fields):
     tok = byte_tokenizer()
     tok.add_tokens(["<think>", "</think>"])
+    tok.add_special_tokens(dict(additional_special_tokens=["<|im_end|>"]))
     # Jinja drops the last line end of a template.
     tok.chat_template = TEMPLATE + "{{ " + repr(end) + " }}"
     tok.save_pretrained(tmp_path / "thinker")
@@ -207,6 +210,20 @@ def test_a_closed_thought_is_not_opened_again(thinker):
   [reason] = tally["dropped"]
   assert "closes the thought that the response begins" in reason
   assert "enable_thinking=True" in reason
+
+
+@pytest.mark.parametrize("end", ["<|e|>", " <|e|>\n", "<|im_end|>\n", ""])
+def test_what_ended_a_response_is_no_part_of_a_row(thinker, end):
+  """EOS, or the token that ends a turn of the chat template."""
+  given = [
+      dict(prompt="1+1?", response=f"2{end}"),
+      dict(prompt="1+2?", chosen=f"3{end}", rejected=f"4{end}"),
+      dict(prompt="1+3?", response=f"4<|e|>5{end}"),
+  ]
+  found, tally = thinker("<assistant>\n", given)
+  said = [x.strip() for row in found for x in (row.response, row.rejected)]
+  assert said == ["2", "", "3", "4"]
+  assert tally["dropped"] == {"a response contains a special token": 1}
 
 
 def test_a_response_within_the_thought_is_said(thinker):

@@ -34,6 +34,7 @@ class RowBuilder:
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
     self._renamed = dict[tuple, bool]()  # by roles, and whether they call tools
+    self._ends = tok.eos_token, templates.end_of_turn(tok, {})
     probe = [dict(role="user", content="1+1?")]
     if self._data.system:
       probe.insert(0, dict(role="system", content=self._data.system))
@@ -119,7 +120,8 @@ class RowBuilder:
         response = ""  # RL needs the question only
     try:
       response, rejected = (
-          thoughts.continued(prompt, x) for x in (response, example.rejected)
+          thoughts.continued(prompt, self._before_end(x))
+          for x in (response, example.rejected)
       )
     except ValueError as e:
       return Fault(f"{e}; {THINKING}", response or example.rejected)
@@ -162,6 +164,12 @@ class RowBuilder:
       return render(turns), turns, []
     turns = templates.as_system(turns)
     return render(turns), turns, [screening.RENAMED]
+
+  def _before_end(self, response: str) -> str:
+    """The response without the token that ended it, and blanks after that."""
+    text = response.rstrip()
+    end = next((x for x in self._ends if text.endswith(x)), "")
+    return text.removesuffix(end) if end else response
 
   def _response_fault(self, text: str) -> Fault | None:
     ids, limit = self._encode(text), self._rollout.max_tokens

@@ -7,6 +7,7 @@ another tokenizer is a directory or hub id in `config.tokenizer`.
 import bisect
 import copy
 import functools
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -63,6 +64,12 @@ def load(
     # A text with exactly one slash may also be a hub id.
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
+  files = {x.name for x in pathlib.Path(path).glob("token*")}
+  if files == {"tokenizer.model"}:
+    raise ConfigError(
+        f"tokenizer = {path!r}: tokenizer.model does not say how a text begins,"
+        " and tokenizer_config.json does: put the model's own beside it"
+    )
   away = "" if os.path.isdir(path) else hub_connection.unreachable()
   try:
     # Otherwise transformers asks on stdin whether to run the directory's code.
@@ -78,6 +85,9 @@ def load(
       if why := pointers.problem(file):
         raise ConfigError(f"tokenizer = {path!r}: {file.name} {why}") from None
     why = f"it is not in the cache, and {away}" if away else one_line(e)
+    # Then transformers takes a file of SentencePiece for one of tiktoken.
+    if "tiktoken" in why and not importlib.util.find_spec("sentencepiece"):
+      why = "tokenizer.model needs the package sentencepiece, which is missing"
     raise ConfigError(
         f"tokenizer = {path!r}: cannot be loaded ({why}); give a directory with"
         " tokenizer.json, or '' for the built-in one"
