@@ -7,6 +7,7 @@ import pytest
 import tiny
 import tiny_data
 import tokenizers
+import transformers
 
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
@@ -166,6 +167,45 @@ def test_a_row_to_imitate_has_bos_and_eos_once(kind, tmp_path):
       )
   ]
   assert mask_BT.sum(1).tolist() == [2, 2, 2, 4]
+
+
+def sentencepiece(normalizer, splits):
+  """Characters, with SentencePiece's sign for a blank."""
+  signs = [*"<>", *"ab12+=?\n", tokenizer.BLANK]
+  fast = tokenizers.Tokenizer(
+      tokenizers.models.BPE({x: n for n, x in enumerate(signs)}, [])
+  )
+  if normalizer:
+    fast.normalizer = tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.Prepend(tokenizer.BLANK),
+            tokenizers.normalizers.Replace(" ", tokenizer.BLANK),
+        ]
+    )
+  if splits:
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(
+        prepend_scheme=splits, split=False
+    )
+  return transformers.PreTrainedTokenizerFast(
+      tokenizer_object=fast, eos_token=">", pad_token="<"
+  )
+
+
+@pytest.mark.parametrize(
+    "options", [(True, ""), (False, "first"), (False, "always")]
+)
+def test_no_blank_is_written_between_a_prompt_and_its_response(options):
+  tok = sentencepiece(*options)
+  pairs = [("1+1?\n", "2"), ("1?", "a  b\n2"), ("1", " b"), ("1?", ["2", "1"])]
+  tokens_BL, start_B, _ = demonstrations.pack(tok, pairs, 9, 9)
+  for row, start, (prompt, response) in zip(
+      tokens_BL, start_B, pairs, strict=True
+  ):
+    whole = prompt + (response if isinstance(response, str) else "2>1")
+    ids = row[start:].tolist()
+    assert "".join(tok.convert_ids_to_tokens(ids)).rstrip("<").rstrip(">") == (
+        tokenizer.BLANK + whole.replace(" ", tokenizer.BLANK)
+    )
 
 
 @pytest.mark.parametrize(("kind", "start"), STARTS, ids=NAMES)

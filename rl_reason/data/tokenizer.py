@@ -24,6 +24,7 @@ from rl_reason.base import hub_connection, pointers
 from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
+BLANK = "\u2581"  # of SentencePiece
 
 
 def characters(alphabet: str) -> transformers.PreTrainedTokenizerFast:
@@ -64,8 +65,8 @@ def load(
     # A text with exactly one slash may also be a hub id.
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
-  files = {x.name for x in pathlib.Path(path).glob("token*")}
-  if files == {"tokenizer.model"}:
+  names = [x.name for x in pathlib.Path(path).glob("token*")]
+  if names == ["tokenizer.model"]:
     raise ConfigError(
         f"tokenizer = {path!r}: tokenizer.model does not say how a text begins,"
         " and tokenizer_config.json does: put the model's own beside it"
@@ -253,6 +254,27 @@ def encode_prompts(tok, texts: list[str]) -> list[list[int]]:
     ConfigError: the tokenizer cannot encode a text.
   """
   return [begun(tok, ids) for ids in encode(tok, texts)]
+
+
+def encode_after(tok, texts: list[str]) -> list[list[int]]:
+  """Token ids of texts that follow another one, such as responses.
+
+  Tokenizers of SentencePiece write a blank before the first word of a text.
+
+  Raises:
+    ConfigError: the tokenizer cannot encode a text.
+  """
+  alone = encode(tok, texts)
+  pairs = zip(texts, alone, strict=True)
+  first = {ids[0] for x, ids in pairs if ids and not x.startswith(" ")}
+  if not any(x.startswith(BLANK) for x in tok.convert_ids_to_tokens([*first])):
+    return alone
+  [line] = encode(tok, ["\n"])
+  whole = encode(tok, ["\n" + x for x in texts])
+  return [
+      ids[len(line) :] if ids[: len(line)] == line else other
+      for ids, other in zip(whole, alone, strict=True)
+  ]
 
 
 def encode(tok, texts: list[str]) -> list[list[int]]:

@@ -170,7 +170,8 @@ def pack(
   tokens_BT = np.full((len(texts), response_slots), tok.pad_token_id, np.int32)
   mask_BT = np.zeros((len(texts), response_slots), bool)
   parts = [[x] if isinstance(x, str) else x for x in responses]
-  encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
+  flat = [text for x in parts for text in x]
+  encoded = iter(tokenizer.encode_after(tok, flat))
   ends = tokenizer.response_ends(tok).ids
   for b, texts_of_row in enumerate(parts):
     row: list[int] = []

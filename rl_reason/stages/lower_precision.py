@@ -106,7 +106,7 @@ def responses(
   lines = [x for x in lines if x["response"]][-RESPONSES:]
   if not lines:
     return None
-  texts = tokenizer.encode(tok, [x["response"] for x in lines])
+  texts = tokenizer.encode_after(tok, [x["response"] for x in lines])
   end = tokenizer.response_ends(tok).ids[-1]
   ends = [[] if x["truncated"] else [end] for x in lines]
   rows = [
