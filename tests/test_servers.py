@@ -14,6 +14,7 @@ from rl_reason.tasks import judge
 
 SECONDS = 0.5  # deadline of a request here
 HEAD = hostile.HEAD
+ENCODED = b"Content-Encoding: %s\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 # What a server sends -> a word of the error.
@@ -50,6 +51,24 @@ TRANSPORT = {
     "deep JSON": (lambda: hostile.answer(b"[" * 99_999), "not JSON"),
     "bytes": (lambda: hostile.answer(b"\xff\xfe{"), "not JSON"),
     "a long number": (lambda: hostile.answer(b"1" * 9999), "not JSON"),
+    **{
+        name: (
+            lambda x=name: hostile.answer(b"[", head=ENCODED % x),
+            "compress",
+        )
+        for name in (b"gzip", b"br", b"Deflate")
+    },
+    "a name twice": (
+        lambda: hostile.answer(b'{"data": [{"id": "m"}], "data": []}'),
+        "'data' twice",
+    ),
+    "a long line": (lambda: b"x" * 9999 + b"\r\n", r"HTTP \(x{200}\)"),
+    "a long place": (
+        lambda: hostile.answer(
+            b"", b"307 No", b"Location: " + b"a" * 9999 + b"\r\n"
+        ),
+        "to a{200}: give",
+    ),
     "NaN": (lambda: hostile.answer(b'{"data": [NaN]}'), "the number NaN"),
     "an error": (
         lambda: hostile.answer(
@@ -59,7 +78,7 @@ TRANSPORT = {
     ),
     "an error in a drip": (
         lambda: hostile.drip(b"HTTP/1.1 400 No\r\n\r\nx", 0.001),
-        "400: No",
+        "400: No|within",  # on a busy machine
     ),
     "a redirect": (
         lambda: hostile.answer(
@@ -122,6 +141,8 @@ CARDS = [
     (dict(data=[dict(id=[1])]), "not of OpenAI's form"),
     (dict(data=[dict(id=7)]), "is 7, not a text"),
     (dict(data=[]), "has none: name one"),
+    (dict(data=[dict(id="a" * 999), dict(id="b")]), "has a{80}, b: name"),
+    (dict(data=[dict(id=f"a{n}") for n in range(99)]), "a7 and 91 more: name"),
     *(
         (dict(data=[dict(id="a", max_model_len=x)]), "max_model_len = ")
         for x in (-5, 2.5, "many", True, [4096])
@@ -157,6 +178,10 @@ TEACHERS = [
         "entry 1 of 2 is inf",
     ),
     (b'{"a": Infinity}', "the number Infinity"),
+    *(
+        (logprobs(x, -1.0, -1.0, -1.0), "first token has the log-prob")
+        for x in (-1.0, "NaN", [], 1)
+    ),
     (logprobs(None, -1.0, -1.0), "returns 2 tokens for a prompt of 3"),
     (logprobs(None, -1, -1, 0, tokens="abcd"), "'abcd' is no list"),
     (logprobs(None, -1, -1, 0, tokens=[1, 2, 3, 4]), "is 1, not a text"),
@@ -164,7 +189,7 @@ TEACHERS = [
     (dict(choices={"0": 1}), "has no choices.0"),
     (dict(choices=[dict(logprobs=None)]), "has no tokens"),
     (dict(choices=[dict(logprobs=dict(tokens=["a"] * 4))]), "token_logprobs"),
-    (dict(error="x"), "has no choices"),
+    (dict(error="x"), "the server says 'x'"),
     ("text", "has no choices"),
 ]
 
@@ -184,7 +209,14 @@ def test_numbers_of_a_teacher_are_not_believed(body, words):
     assert url in str(e.value) and "at step 3 of RL" in str(e.value)
 
 
+# Beside the response that was asked for.
+SECOND = [
+    (dict(choices=[{}, {}]), "has 2 choices in place of 1"),
+    *((dict(choices=[dict(index=x)]), "not an index") for x in (1, True, "0")),
+    (dict(choices=[{}], error=dict(message="no memory")), "says .*no memory"),
+]
 ENGINES = [
+    *SECOND,
     (dict(choices=[]), "has no choices.0"),
     (dict(choices=[3]), "has no finish_reason"),
     (dict(choices=[dict(finish_reason="abort")]), "finish_reason 'abort'"),
@@ -218,6 +250,15 @@ def listed(*pairs, **more):
 
 
 JUDGES = [
+    *SECOND,
+    *(
+        (listed(*pairs), "yes and no have the sum")
+        for pairs in (
+            [("yes", -0.1), ("yes", -0.1)],
+            [("Yes", -0.1), (" no", -0.2)],
+            [("no", 0.0), ("No", -3.0)],
+        )
+    ),
     *(
         (listed(("no", -0.5), ("Yes", x)), "entry 0 of 1 is .*, not a log-prob")
         for x in (5, 1e300, -1e300, True, None, "-1", [1])

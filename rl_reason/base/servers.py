@@ -23,6 +23,7 @@ from rl_reason.base import errors
 SHORT = 1 << 20  # bytes of an answer without tokens
 PER_TOKEN = 1 << 10  # bytes that each token may add to an answer
 PIECE = 1 << 16  # bytes that are read at once
+WORDS = 200  # characters of an answer that an error shows
 LOWEST = -1e4  # nats; vLLM returns -9999 for a probability of 0
 ROUNDING = 1e-3  # nats above 0 that rounding may cause
 
@@ -79,6 +80,9 @@ def ask(
   try:
     try:
       with opener.open(request, timeout=seconds) as answer:
+        how = answer.headers.get("Content-Encoding", "identity")
+        if how.lower() not in ("", "identity"):
+          raise Fault(f"the answer is compressed ({how:.40}), unlike requests")
         text = _read(answer)
     except urllib.error.HTTPError as e:
       with e:
@@ -90,14 +94,18 @@ def ask(
       raise _late(seconds) from None
     raise OSError(errors.one_line(e)) from None
   except (http.client.HTTPException, ValueError) as e:
-    raise OSError(f"not an answer of HTTP ({errors.one_line(e)})") from None
+    why = errors.one_line(e)[:WORDS]
+    raise OSError(f"not an answer of HTTP ({why})") from None
   if not text.strip():
     return None
   try:
-    return json.loads(text, parse_constant=_not_a_number)
+    return json.loads(
+        text, parse_constant=_not_a_number, object_pairs_hook=_object
+    )
   except (ValueError, RecursionError) as e:
     raise OSError(
-        f"the answer is not JSON: {reprlib.repr(text)} ({errors.one_line(e)})"
+        f"the answer is not JSON: {reprlib.repr(text)}"
+        f" ({errors.one_line(e)[:WORDS]})"
     ) from None
 
 
@@ -107,6 +115,15 @@ def _late(seconds: float) -> OSError:
 
 def _not_a_number(text: str) -> float:
   raise Fault(f"the answer has the number {text}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    twice = next(x for x in names if names.count(x) > 1)
+    raise Fault(f"the answer has {twice[:WORDS]!r} twice in one object")
+  return found
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:
@@ -122,7 +139,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 def _detail(e: urllib.error.HTTPError) -> str:
   """The message of an error response, or its reason."""
   if place := e.headers.get("Location"):
-    return f"the server moves the route to {place}: give that address"
+    return f"the server moves the route to {place:.200}: give that address"
   try:
     text = e.read(PIECE).decode(errors="replace")
   except (OSError, http.client.HTTPException, ValueError):
@@ -131,7 +148,7 @@ def _detail(e: urllib.error.HTTPError) -> str:
     text = json.loads(text)["error"]["message"]
   except (ValueError, KeyError, TypeError, RecursionError):
     pass
-  return " ".join(str(text).split())[:200] or str(e.reason)
+  return " ".join(str(text).split())[:WORDS] or str(e.reason)[:WORDS]
 
 
 class _Bounded(io.RawIOBase):
@@ -251,6 +268,24 @@ def get(found: Any, *path: str | int) -> Any:
     except (KeyError, IndexError):
       where = ".".join(map(str, path[: n + 1]))
       raise Fault(f"the answer has no {where}") from None
+  return found
+
+
+def choice(answer: Any) -> Any:
+  """The only choice of an answer in OpenAI's form.
+
+  Raises:
+    Fault: there is another number of them, or an error beside them.
+  """
+  if isinstance(answer, Mapping) and answer.get("error"):
+    raise Fault(f"the server says {reprlib.repr(answer['error'])}")
+  found = get(answer, "choices", 0)
+  if len(answer["choices"]) > 1:
+    raise Fault(
+        f"the answer has {len(answer['choices'])} choices in place of 1"
+    )
+  if isinstance(found, Mapping):
+    index(found.get("index", 0), 1)
   return found
 
 

@@ -7,6 +7,7 @@ a prompt with its response. The log-probs are of the softmax at temperature 1.
 
 import concurrent.futures
 import os
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from rl_reason.base.errors import ConfigError, RunError
 PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts
 GONE = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
 MOST = 1 << 40  # tokens of a model's context
+MODELS, NAME = 8, 80  # names that an error shows, and their characters
 CLOSE = 0.1  # nats, mean difference of log-probs of the same tokens
 
 
@@ -74,9 +76,11 @@ class Scorer:
           f" ({errors.one_line(e)}): give the address of vLLM or --stage=serve"
       ) from None
     if model not in found and (model or len(found) != 1):
+      more = f" and {len(found) - MODELS:,} more" * (len(found) > MODELS)
+      names = [x[:NAME] for x in [*found][:MODELS]]
       raise ConfigError(
           f"kl.server.model = {model!r}: {self._url} has"
-          f" {', '.join(found) or 'none'}: name one"
+          f" {', '.join(names) or 'none'}{more}: name one"
       )
     self.model = model or next(iter(found))
     card = found[self.model]
@@ -116,10 +120,15 @@ class Scorer:
     )
     answer = self._ask("v1/completions", body, when)
     try:
-      found = servers.get(answer, "choices", 0, "logprobs")
+      found = servers.get(servers.choice(answer), "logprobs")
       # The last token is the sampled one.
       tokens = servers.texts(servers.get(found, "tokens"))[:-1]
       logps = servers.get(found, "token_logprobs")
+      if isinstance(logps, list) and logps[:1] not in ([], [None], [0]):
+        raise servers.Fault(
+            f"the first token has the log-prob {reprlib.repr(logps[0])}, and"
+            " nothing stands before it"
+        )
       logps = servers.log_probs(logps[1:-1] if isinstance(logps, list) else 0)
     except servers.Fault as e:
       raise RunError(

@@ -133,7 +133,7 @@ def _completion(answer: Any) -> Completion:
   Raises:
     Fault: the answer has no response, or one that was interrupted.
   """
-  choice = servers.get(answer, "choices", 0)
+  choice = servers.choice(answer)
   finish = servers.get(choice, "finish_reason")
   if finish not in ("stop", "length"):
     raise servers.Fault(

@@ -65,7 +65,7 @@ class Judge(NamedTuple):
     url = f"{self.url.rstrip('/')}/chat/completions"
     try:
       answer = servers.ask(url, body, headers=headers, seconds=self.seconds)
-      return _score(servers.get(answer, "choices", 0))
+      return _score(servers.choice(answer))
     except (OSError, servers.Fault) as e:
       raise ValueError(
           f"the judge {url}: {errors.one_line(e)}; does a server of chats run"
@@ -95,7 +95,11 @@ def _score(choice: Any) -> float:
     if (word := text.strip().lower()) in words:
       [logp] = servers.log_probs([servers.get(token, "logprob")])
       words[word] += math.exp(logp)
-  if total := sum(words.values()):
+  if (total := sum(words.values())) > 1.01:
+    raise servers.Fault(
+        f"its probabilities of yes and no have the sum {total:g}"
+    )
+  if total:
     return words["yes"] / total
   [text] = servers.texts([servers.get(choice, "message", "content") or ""])
   if found := re.match(r"\W*(yes|no)\b", text.lower()):
