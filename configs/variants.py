@@ -1,7 +1,6 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
-covariance regularisation,
 controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
 models, serving, generated data: see docs/algorithms.md; environments:
 docs/environments.md.
@@ -273,7 +272,6 @@ def add(c) -> None:
       timeout=number(60.0, low=1e-3),  # seconds of one call
   )
   c.correction = function("correction")  # of sampler/trainer mismatch: truncate
-  c.covariance = function("covariance")  # clip_cov, kl_cov
   extend(
       "loss",
       # (length / median)^-alpha.

@@ -178,8 +178,8 @@ def random_batch(leaves, cfg, rows=8):
 @functools.cache
 def program(cfg, tx, **keywords):
   """jit: one RL step; compiled once for each shape of the batch."""
-  keywords = dict(max_kl=0.0, seed=0) | RL | keywords
-  names = "temperature", "max_kl", "seed"
+  keywords = dict(max_kl=0.0) | RL | keywords
+  names = "temperature", "max_kl"
   options = {name: keywords.pop(name) for name in names}
   options["objective"] = objective.Objective(**keywords)
   return quick_jit(functools.partial(step.rl_update, cfg=cfg, tx=tx, **options))

@@ -440,34 +440,6 @@ def top_share(values_BT, mask_BT, share):
   return _spread(rows, mask_BT) > 0
 
 
-def covariance(logps_BT, advantages_BT, mask_BT):
-  logp = masked_mean(logps_BT, mask_BT)
-  advantage = masked_mean(advantages_BT, mask_BT)
-  rows = [
-      [(a - logp) * (b - advantage) for a, b in zip(*pair, strict=True)]
-      for pair in zip(
-          _tokens(logps_BT, mask_BT),
-          _tokens(advantages_BT, mask_BT),
-          strict=True,
-      )
-  ]
-  return _spread(rows, mask_BT)
-
-
-def clip_cov(cov_BT, mask_BT, uniform_BT, share, low, high):
-  """The candidates with the least uniforms lose their gradient."""
-  count = max(int(share * np.sum(mask_BT) + 1e-9), 1)
-  able = [
-      (uniform_BT[b][t], b, t)
-      for b, t in zip(*np.nonzero(mask_BT), strict=True)
-      if low < cov_BT[b][t] < high
-  ]
-  out_BT = np.ones(np.shape(mask_BT))
-  for _, b, t in sorted(able)[:count]:
-    out_BT[b, t] = 0
-  return out_BT
-
-
 def length_factor(mask_BT, alpha):
   lengths = [sum(row) for row in mask_BT]
   ordered = sorted(n for n in lengths if n)

@@ -249,10 +249,11 @@ FILES = {
             "reduction.name = 'token': there is no su",
         ),
         (
-            {"covariance.name": "clip_cov", "covariance.args.low": 9.0},
-            "must be below covariance.args.high",
+            {"covariance.name": "clip_cov"},
+            "covariance.name = clip_cov: was taken out: loss.entropy_contr",
         ),
-        ({"covariance.args.share": 0.1}, "none takes no arguments"),
+        ({"covariance.args.share": 0.1}, "args.share = 0.1: was taken out"),
+        ({"correction.args.high": 2.0}, "none takes no arguments"),
         ({"model.heads": 3}, "must be a multiple of model.kv_heads = 2"),
         ({"model.head_dim": 7}, "must be even"),
         (
@@ -741,7 +742,7 @@ def test_a_file_may_keep_what_an_override_leaves_out():
 ALWAYS_READ = """
 seed tokenizer phases task. data.train data.evaluate data.chat model. mesh.
 sft.steps sft.samples sft.reuse sft.habits.steps rollout. reward. advantage.
-correction. covariance. kl.kind updates.token_budget optimizer.name
+correction. kl.kind updates.token_budget optimizer.name
 optimizer.clip_norm optimizer.offload rl. evaluate. checkpoint. log. streams.
 reward_model. serve. generate. hub. rounds. export. loss.entropy_controller.
 critic. environment.

@@ -439,7 +439,6 @@ def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
       {"dynamic_sampling.surplus": "keep"},
       {"rollout.partial_across_steps": True},
       {"correction.name": "truncate"},
-      {"covariance.name": "clip_cov"},
       {"loss.top_entropy": 0.5},
       {"loss.entropy_controller.name": "adaptive"},
       {"kl.kind": "k3", "kl.place": "reward"},

@@ -155,9 +155,9 @@ def dual_everywhere(clip):
 
 
 def advantages_as_mask(token_weights):
-  def wrong(o, b, key):
-    w = token_weights(o, b, key)
-    return w | dict(policy=reductions.token_mean(b.advantages_BT, b.groups_B))
+  def wrong(o, b):
+    w = token_weights(o, b)
+    return w | dict(all=reductions.token_mean(b.advantages_BT, b.groups_B))
 
   return wrong
 
@@ -166,7 +166,7 @@ def local_weights(loss):
   """Each micro-batch divides by its own counts."""
 
   def of_micro_batch(o, logps_BT, entropy_BT, b, w, coefs):
-    own = objective.token_weights(o, b, None)
+    own = objective.token_weights(o, b)
     return loss(o, logps_BT, entropy_BT, b, own, coefs)
 
   return of_micro_batch

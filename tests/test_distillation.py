@@ -191,7 +191,7 @@ def test_the_full_kl_is_a_term_of_the_loss():
       returns_BT=zeros,
   )
   o = build_step.objective(distill.get_config(), on_policy=False)
-  w = objective.token_weights(o, b, None)
+  w = objective.token_weights(o, b)
   full = jnp.array([[0.3, 0.6], [0.0, 5.0]])
   coefs = dict(kl=jnp.float32(2), entropy=jnp.float32(0))
   total, metrics = objective.loss(o, zeros, zeros, b, w, coefs, full)

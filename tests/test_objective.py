@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import deepseek_v3_2
-from rl_reason.algorithms import objective, reductions, surrogates, variants
+from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import Batch
 from rl_reason.checks import facts
 
@@ -40,12 +40,12 @@ def batch(**changes):
   return Batch(**jax.tree.map(jnp.asarray, arrays | changes))
 
 
-def total(b=None, key=0, logps=LOGPS, reduction="token_mean", **terms):
+def total(b=None, logps=LOGPS, reduction="token_mean", **terms):
   """The loss, its metrics and the gradient in the log-probs."""
   b = batch() if b is None else b
   terms = dict(surrogate=surrogates.ppo) | terms
   o = objective.Objective(reduction=getattr(reductions, reduction), **terms)
-  w = objective.token_weights(o, b, jax.random.key(key))
+  w = objective.token_weights(o, b)
 
   def fn(logps_BT):
     return objective.loss(o, logps_BT, jnp.array(ENTROPY), b, w, COEFS)
@@ -72,7 +72,7 @@ def test_the_surrogate_and_its_metrics():
   close(metrics["kl_old_new"], (1 - 1 - logs).mean())
   close(metrics["log_ratio_max"], np.log(2))
   assert {"kl_loss", "nll_loss", "rollout/logp_gap_max"}.isdisjoint(metrics)
-  assert set(w) == {"all", "policy", "mean"}
+  assert set(w) == {"all", "mean"}
 
 
 @pytest.mark.parametrize("advantage", [-2, -0.5])
@@ -187,7 +187,7 @@ def test_observations_are_predicted():
     o = objective.Objective(
         surrogates.reinforce, reductions.token_mean, **terms
     )
-    w = objective.token_weights(o, b, None)
+    w = objective.token_weights(o, b)
 
     def fn(logps_BT):
       return objective.loss(o, logps_BT, wide(), b, w, COEFS)
@@ -221,32 +221,4 @@ def test_weights_by_length():
   """Lengths 2 and 1, median 1.5: factors .75 and 1.5 with alpha 1."""
   _, _, w = total(length_alpha=1.0)
   close(w["all"], np.array([[0.75, 0.75], [1.5, 0]]) / 3)
-  close(w["policy"], w["all"])
   close(w["mean"], MASK / 3)
-
-
-def test_kl_cov_penalises_the_selected_tokens():
-  """Covariances: log p is lowest at A = -1, highest at A = 2."""
-  penalty = functools.partial(variants.kl_cov, share=1 / 3, coef=0.5)
-  metrics, _, w = total(covariance=penalty)
-  close(np.asarray(w["penalty"]) > 0, [[0, 0], [1, 0]])
-  close(w["penalty"].sum(), 0.5 / 3)
-  close(metrics["loss"], -0.4)  # its log ratio is 0
-  swapped = batch(advantages_BT=np.array([[-1.0, 2], [1, 0]], np.float32))
-  metrics, _, w = total(swapped, covariance=penalty)
-  at = np.argmax(np.asarray(w["penalty"]))
-  far = np.abs(np.log([1.5, 0.5, 1, 1]))[at]
-  close(metrics["loss"] - metrics["pg_loss"], 0.5 * far / 3)
-
-
-@pytest.mark.parametrize("key", [0, 1, 2])
-def test_clip_cov_drops_random_tokens(key):
-  """Two candidates; the one of the smaller uniform loses its gradient."""
-  clip = functools.partial(variants.clip_cov, share=0.0, low=-9.0, high=9.0)
-  _, grad, w = total(key=key, covariance=clip)
-  uniform = np.asarray(jax.random.uniform(jax.random.key(key), (2, 2)))
-  first = np.argmin(np.where(MASK, uniform, 9))
-  keep = np.arange(4).reshape(2, 2) != first
-  close(w["policy"], MASK * keep / 3)
-  close(w["all"], MASK / 3)
-  close(grad, np.array([[0, -1 / 3], [1 / 3, 0]]) * keep)

@@ -120,6 +120,12 @@ def test_an_old_section_of_a_file_is_told_its_new_name(tmp_path):
   words = "own.py: there is no section sft.skill: sft.skill.steps is now sft.st"
   with pytest.raises(errors.ConfigError, match=words):
     config_files.read(str(path))
+  path.write_text(text.format("dapo", "c.covariance.name = 'kl_cov'"))
+  words = (
+      "own.py: there is no section covariance: covariance.name was taken out"
+  )
+  with pytest.raises(errors.ConfigError, match=words):
+    config_files.read(str(path))
   path.write_text(text.format("dapo", "{}['sft']"))
   with pytest.raises(errors.ConfigError, match="own.py: .*'sft'"):
     config_files.read(str(path))

@@ -35,11 +35,6 @@ def test_every_variant_has_numbers_by_hand():
   assert public(variants) <= tested
 
 
-def test_defaults_of_the_covariance_terms():
-  assert variants.clip_cov.__kwdefaults__ == dict(share=2e-4, low=1.0, high=5.0)
-  assert variants.kl_cov.__kwdefaults__ == dict(share=2e-4, coef=1.0)
-
-
 # --- rewards -----------------------------------------------------------------
 
 
@@ -249,79 +244,6 @@ def test_top_share_matches_numpy(values_BT, mask_BT, share):
   same(got, reference.top_share(values_BT, mask_BT, share))
   hidden_BT = np.where(mask_BT, values_BT, np.nan)
   same(variant("top_share", hidden_BT, mask_BT, share), got)
-
-
-# log p -1, -2, -6 (mean -3), A 1, 0, 2 (mean 1): covariances 2 * 0, 1 * -1,
-# -3 * 1; and doubled.
-COV_LOGPS = np.array([[-1.0, 99], [-2, -6]])
-COV_ADVANTAGES = np.array([[1.0, 99], [0, 2]])
-COV_MASK = np.array([[1, 0], [1, 1]]) > 0
-
-
-@DTYPES
-def test_kl_cov_by_hand(dtype):
-  """Of 3 tokens a third is 1, and 2/3 are 2: covariance 0, then -1."""
-  inputs = COV_LOGPS, COV_ADVANTAGES, COV_MASK
-  for share, last in {1 / 3: 0, 2 / 3: 1}.items():
-    keep, penalty = variant("kl_cov", *inputs, dtype=dtype, share=share)
-    assert penalty.tolist() == [[1, 0], [last, 0]]
-    assert keep.tolist() == [[1, 1], [1, 1]]
-  _, penalty = variant("kl_cov", *inputs, dtype=dtype, coef=0.5)
-  assert penalty.tolist() == [[0.5, 0], [0, 0]], "the least is one token"
-
-
-@DTYPES
-def test_clip_cov_by_hand(dtype):
-  """A = +-1 (mean 0), log p of mean 0: covariances 2, 3, 4, 1, 5, 0, 0.
-
-  Candidates are 2, 3, 4 (1 and 5 are the bounds); .3 * 7 = 2.1. The two with
-  the smallest uniforms are dropped: 4 (.1) and 2 (.4), not 3 (.8). A share of
-  0 still drops one; a share of 1 all candidates.
-  """
-  logps = np.array([[2.0, -3, 4, 99], [-1, 5, 0, 0]])
-  logps[1, 3] = -logps[1].sum() - logps[0, :3].sum()  # -7
-  advantage = np.array([[1.0, -1, 1, 99], [-1, 1, -1, 0]])
-  mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]]) > 0
-  uniform = [[0.4, 0.8, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0]]
-  for share, wanted in {
-      0.3: [0, 1, 0, 1],
-      0.0: [1, 1, 0, 1],
-      1.0: [0, 0, 0, 1],
-  }.items():
-    inputs = logps, advantage, mask, uniform
-    keep, penalty = variant("clip_cov", *inputs, dtype=dtype, share=share)
-    assert keep.tolist() == [wanted, [1, 1, 1, 1]]
-    assert not penalty.any()
-
-
-@given(
-    logps_BT=floats(4, 5),
-    advantages_BT=floats(4, 5),
-    mask_BT=bools(4, 5),
-    share=st.sampled_from([0.0, 0.1, 0.25, 1.0]),
-    seed=st.integers(0, 99),
-)
-@QUICK
-def test_covariance_terms_match_numpy(
-    logps_BT, advantages_BT, mask_BT, share, seed
-):
-  inputs = logps_BT, advantages_BT, mask_BT
-  uniform_BT = np.random.default_rng(seed).permutation(20).reshape(4, 5) / 20
-  cov_BT = reference.covariance(*inputs)
-  keys = dict(share=share, low=-0.5, high=1.25)
-  clip = functools.partial(variant, "clip_cov", **keys)
-  keep, _ = clip(*inputs, uniform_BT)
-  same(keep, reference.clip_cov(cov_BT, mask_BT, uniform_BT, *keys.values()))
-  hidden = *(np.where(mask_BT, x, np.nan) for x in inputs[:2]), mask_BT
-  same(clip(*hidden, uniform_BT)[0], keep)
-  _, penalty = variant("kl_cov", *inputs, share=share)
-  # Whatever ties by rounding may be selected or not.
-  order = np.sort(cov_BT[mask_BT])[::-1]
-  count = max(int(np.ceil(share * mask_BT.sum() - 1e-5)), 1)
-  if mask_BT.any():
-    least = order[count - 1]
-    assert (penalty[mask_BT & (cov_BT > least + 1e-5)] == 1).all()
-    assert (penalty[(cov_BT < least - 1e-5) | ~mask_BT] == 0).all()
 
 
 @DTYPES

@@ -216,7 +216,7 @@ def _batch(mask_BT, **arrays) -> Batch:
 def _update(o, batch, logps_BT, micro_batches=None, coefs=None):
   """Loss, gradient and metrics, summed over micro-batches as in `step`."""
   rows = len(logps_BT)
-  weights = objective.token_weights(o, batch, None)
+  weights = objective.token_weights(o, batch)
   coefs = dict(kl=0.0, entropy=0.0) | (coefs or {})
   total, grad_BT, metrics = 0.0, 0.0, {}
   for micro in micro_batches or [range(rows)]:

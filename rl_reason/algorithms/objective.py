@@ -7,7 +7,6 @@ sum (`loss`).
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,6 @@ class Objective:
     on_policy: whether the policy that is trained is the one that sampled: its
       own log-probs are then the old ones, and b.old_logps_BT the sampler's.
     length_alpha: of `variants.length_factor`; 0 for none.
-    covariance: `variants.clip_cov` or `kl_cov`, or None.
   """
 
   surrogate: Callable[..., tuple[Array, dict[str, Array]]]
@@ -43,28 +41,24 @@ class Objective:
   observation_nll: float = 0.0
   on_policy: bool = False
   length_alpha: float = 0.0
-  covariance: Callable[..., tuple[Array, Array]] | None = None
 
 
-def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
+def token_weights(o: Objective, b: Batch) -> dict[str, Array]:
   """The weight of each token of a minibatch in each term of the loss.
 
   Args:
     o: static.
     b: all rows of the minibatch.
-    key: randomness of `covariance`; None without one.
 
   Returns:
-    [B, T] each: `policy` (surrogate), `all` (KL and entropy), `mean` (means of
-    metrics), and where the term exists `correct`, `observed` and `penalty`.
+    [B, T] each: `all` (surrogate, KL and entropy), `mean` (means of metrics),
+    and where the term exists `correct` and `observed`.
   """
   mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
-  arrays = dict(mask_BT=mask_BT, groups_B=b.groups_B)
-  all_BT = call_by_name(o.reduction, arrays)
+  all_BT = call_by_name(o.reduction, dict(mask_BT=mask_BT, groups_B=b.groups_B))
   if o.length_alpha:
     all_BT *= variants.length_factor(mask_BT, o.length_alpha)[:, None]
-  w = dict(all=all_BT, policy=all_BT)
-  w["mean"] = reductions.token_mean(mask_BT, b.groups_B)
+  w = dict(all=all_BT, mean=reductions.token_mean(mask_BT, b.groups_B))
   if o.positive_nll:
     # One mean over the minibatch: one per micro-batch would scale the term by
     # their number.
@@ -73,14 +67,6 @@ def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
   if o.observation_nll:
     seen_BT = variants.observed(b.mask_BT) * jnp.ones_like(mask_BT)
     w["observed"] = reductions.token_mean(seen_BT, b.groups_B)
-  if o.covariance is not None:
-    arrays |= dict(
-        logps_BT=b.old_logps_BT,
-        advantages_BT=b.advantages_BT,
-        uniform_BT=jax.random.uniform(key, mask_BT.shape),
-    )
-    factor_BT, penalty_BT = call_by_name(o.covariance, arrays)
-    w |= dict(policy=all_BT * factor_BT, penalty=all_BT * penalty_BT)
   return w
 
 
@@ -122,7 +108,7 @@ def loss(
   sampler_BT = b.old_logps_BT if o.on_policy else b.sampler_logps_BT
   inputs["sampler_logps_BT"] = sampler_BT
   loss_BT, aux = call_by_name(o.surrogate, inputs)
-  total = jnp.sum(w["policy"] * loss_BT)
+  total = jnp.sum(w["all"] * loss_BT)
   metrics = dict(pg_loss=total)
   log_ratio_BT = logps_BT - old_BT
 
@@ -143,8 +129,6 @@ def loss(
   if o.observation_nll:
     metrics["observation_loss"] = variants.nll(w["observed"], all_logps_BT)
     total += o.observation_nll * metrics["observation_loss"]
-  if o.covariance is not None:
-    total += jnp.sum(w["penalty"] * jnp.abs(log_ratio_BT))
 
   # Metrics: how far the policy has moved, and how many tokens are clipped.
   if o.on_policy:

@@ -295,7 +295,7 @@ def top_share(values_BT: Array, mask_BT: Array, share: float) -> Array:
   """Selects the `share` of tokens with the largest values.
 
   Of entropies: only forking tokens are trained on (arXiv:2506.01939, eq 5,
-  share .2). Of covariances: the tokens of KL-Cov.
+  share .2).
 
   Args:
     values_BT: [B, T] float.
@@ -311,71 +311,6 @@ def top_share(values_BT: Array, mask_BT: Array, share: float) -> Array:
   count = jnp.ceil(share * mask_BT.sum() * (1 - 1e-6)).astype(jnp.int32)
   least = ordered[jnp.clip(ordered.size - count, 0, ordered.size - 1)]
   return mask_BT & (values_BT >= least)
-
-
-def _covariance(logps_BT, advantages_BT, mask_BT):
-  """(log p - mean) (A - mean) of each token: 2505.22617, eq 10; 0 if masked.
-
-  Entropy decreases most on the tokens where this is large.
-  """
-  product_BT = (logps_BT - masked_mean(logps_BT, mask_BT)) * (
-      advantages_BT - masked_mean(advantages_BT, mask_BT)
-  )
-  return jnp.where(mask_BT > 0, product_BT, 0)
-
-
-def clip_cov(
-    logps_BT: Array,
-    advantages_BT: Array,
-    mask_BT: Array,
-    uniform_BT: Array,
-    *,
-    share: UnitInterval = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
-) -> tuple[Array, Array]:
-  """Clip-Cov: drops random tokens of high covariance (2505.22617, eq 12).
-
-  Args:
-    logps_BT: [B, T] of the policy that sampled.
-    advantages_BT: [B, T].
-    mask_BT: [B, T].
-    uniform_BT: [B, T] in [0, 1); the candidates with the smallest are dropped.
-    share: fraction of all tokens to drop, rounded down; at least one token.
-    low: covariance that candidates exceed.
-    high: covariance that candidates stay below.
-
-  Returns:
-    [B, T] factor of the surrogate's token weights, 0 for dropped tokens and 1
-    elsewhere; and [B, T] weight of |log r|, here 0.
-  """
-  cov_BT = _covariance(logps_BT, advantages_BT, mask_BT)
-  candidate_BT = (mask_BT > 0) & (cov_BT > low) & (cov_BT < high)
-  # Position of each token in the order of the uniforms, candidates first.
-  order = jnp.argsort(jnp.where(candidate_BT, uniform_BT, 2).reshape(-1))
-  place_BT = jnp.argsort(order).reshape(candidate_BT.shape)
-  count = jnp.maximum(jnp.floor(share * (mask_BT > 0).sum()), 1)
-  keep_BT = jnp.where(candidate_BT & (place_BT < count), 0, 1)
-  return keep_BT.astype(cov_BT.dtype), jnp.zeros_like(cov_BT)
-
-
-def kl_cov(
-    logps_BT: Array,
-    advantages_BT: Array,
-    mask_BT: Array,
-    *,
-    share: UnitInterval = 2e-4,
-    coef: NonNegative = 1.0,
-) -> tuple[Array, Array]:
-  """KL-Cov: penalises |log r| where covariance is highest (2505.22617, eq 13).
-
-  Keywords: share is the fraction of all tokens that is penalised, at least one
-  token; coef the coefficient of the penalty. Returns as `clip_cov`: factors of
-  1, and weights of coef on the selected tokens.
-  """
-  cov_BT = _covariance(logps_BT, advantages_BT, mask_BT)
-  selected_BT = top_share(cov_BT, mask_BT, share)
-  return jnp.ones_like(cov_BT), coef * selected_BT.astype(cov_BT.dtype)
 
 
 def length_factor(mask_BT: Array, alpha: float) -> Array:

@@ -117,8 +117,14 @@ RENAMED = {
     "sft.skill.mixture": "sft.mixture",
     "sft.skill.threshold": "sft.threshold",
 }
+_COVARIANCE = (
+    "loss.entropy_controller.name 'adaptive' is closest, or a surrogate of your"
+    " own"
+)
 # Fields of earlier versions whose feature was taken out.
 REMOVED = {
+    "covariance.name": Removed("none", _COVARIANCE),
+    "covariance.args": Removed({}, _COVARIANCE),
     "critic.fallback": Removed(
         False,
         "critic.pretrain_steps is closest, or an advantage without a critic",

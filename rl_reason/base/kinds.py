@@ -52,12 +52,6 @@ KINDS = {
         ("old_logps_BT", "sampler_logps_BT", "mask_BT", "advantages_BT"),
         off="none",
     ),
-    "covariance": Kind(
-        "covariance",
-        _VARIANTS,
-        ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
-        off="none",
-    ),
     "group_sizes": Kind(
         "rollout.group_sizes",
         ("rollout.group_sizes",),

@@ -163,8 +163,8 @@ def on_policy(c) -> bool:
       c.kl.place == "reward" or c.kl.controller.name != "fixed"
   )
   entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
-  factors = c.correction.name != "none" or c.covariance.name != "none"
-  return not (off_policy_fields(c) or early or kl or entropy or factors)
+  corrected = c.correction.name != "none"
+  return not (off_policy_fields(c) or early or kl or entropy or corrected)
 
 
 def estimates_kl(c) -> bool:

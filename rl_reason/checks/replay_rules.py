@@ -36,7 +36,6 @@ MACHINE = (
 LEARNS = (
     "advantage.",
     "correction.",
-    "covariance.",
     "critic.lam",
     "critic.value_mixture.",
     "kl.",

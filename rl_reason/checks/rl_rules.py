@@ -422,11 +422,6 @@ def loss(c) -> Iterator[Rule]:
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":
     yield "correction.name", "does nothing here: set rl.old_logps = 'trainer'"
-  cov = c.covariance.args
-  if cov.get("low", 0) > cov.get("high", 0):
-    yield "covariance.args.low", (
-        f"must be below covariance.args.high = {cov.get('high')}"
-    )
 
 
 def phases(c) -> Iterator[Rule]:

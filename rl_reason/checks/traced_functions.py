@@ -21,7 +21,6 @@ RESULTS: dict[str, tuple[Any, ...]] = {
     "surrogate": (_SURROGATE,),
     "reduction": ("BT",),
     "correction": ("BT", "B1"),
-    "covariance": (("BT", "BT"),),
     "outcome": ("B",),
     "length_penalty": ("B",),
     "value_mixture": ("BT",),

@@ -4,7 +4,6 @@
 purposes do not share noise, and a resumed run repeats its noise.
 """
 
-import functools
 import zlib
 
 import jax
@@ -30,8 +29,3 @@ def key(mesh: jax.sharding.Mesh | None, seed: int, purpose: str) -> Array:
 @jax.jit
 def _key(seed, purpose):
   return jax.random.fold_in(jax.random.key(seed), purpose)
-
-
-def folded(seed: int, *numbers: Array | int) -> Array:
-  """The key of a seed, with further numbers folded in, one by one."""
-  return functools.reduce(jax.random.fold_in, numbers, jax.random.key(seed))

@@ -22,7 +22,7 @@ from rl_reason.base.structs import (
     Tree,
     call_by_name,
 )
-from rl_reason.devices import randomness, sharding
+from rl_reason.devices import sharding
 from rl_reason.models import decoder, lora
 from rl_reason.training import packing, step as step_lib
 
@@ -47,7 +47,6 @@ class Learning(NamedTuple):
   temperature: float
   max_kl: float = 0.0
   lora_scale: float = 1.0
-  seed: int = 0
   router_aux: float = 0.0
 
 
@@ -129,10 +128,7 @@ def take(
   before, going = state.step, jnp.array(True)
   for index in range(len(packed_M.source_BT)):
     b, packed = jax.tree.map(lambda x, m=index: x[m], (batch_M, packed_M))
-    key = None
-    if learning.objective.covariance is not None:
-      key = randomness.folded(learning.seed, before, jnp.int32(index))
-    grads, metrics, w = gradient(state.params, b, packed, coefs, base, key)
+    grads, metrics, w = gradient(state.params, b, packed, coefs, base)
     found = None
     if tokens:
       # Central difference of the log-probs along the gradient.

@@ -210,9 +210,8 @@ def _algorithm(f: _Fields) -> str:
   if f["dynamic_sampling.enabled"]:
     rounds = f["dynamic_sampling.max_rounds"]
     parts.append(f"dynamic sampling of at most {rounds} rounds")
-  for field in ("correction", "covariance"):
-    if f[f"{field}.name"] not in (0, "none"):
-      parts.append(f"{field} {f[f'{field}.name']}{f.args(field)}")
+  if f["correction.name"] not in (0, "none"):
+    parts.append(f"correction {f['correction.name']}{f.args('correction')}")
   if f["kl.kind"] not in (0, "none"):
     parts.append(f"KL {f['kl.kind']} in the {f['kl.place']}, {f['kl.coef']:g}")
   for name, words in (

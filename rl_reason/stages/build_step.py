@@ -86,7 +86,6 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or controlled,
       on_policy=on_policy,
-      covariance=functions.bind("covariance", c.covariance),
       **{name: x for name, x in c.loss.items() if name in known},
   )
 

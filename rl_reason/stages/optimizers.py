@@ -9,7 +9,6 @@ import optax
 from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checks import facts
-from rl_reason.devices.randomness import host_seed
 from rl_reason.models import critic, decoder, divergence, lora
 from rl_reason.stages.model import reference_shape
 from rl_reason.training import imitation, optimizer
@@ -52,7 +51,6 @@ def update_settings(
       stream=stream,
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
-      seed=host_seed(c.seed, "covariance") % 2**31,
       router_aux=c.loss.router_aux,
   )
 

@@ -24,7 +24,7 @@ from rl_reason.base.structs import (
     TrainState,
     Tree,
 )
-from rl_reason.devices import randomness, sharding
+from rl_reason.devices import sharding
 from rl_reason.models import critic, decoder, experts, lora
 from rl_reason.training import optimizer, packing, update_metrics
 
@@ -233,7 +233,6 @@ def policy_gradient(
     packed: Packed,
     coefs: dict[str, Array],
     base: Tree | None = None,
-    key: Array | None = None,
     reference: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
@@ -245,7 +244,7 @@ def policy_gradient(
 ) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
   """The gradient of the loss of one minibatch, its metrics and token weights.
 
-  Arguments are as of `rl_update`; `key` is as of `objective.token_weights`.
+  Arguments are as of `rl_update`.
   """
 
   def loss_fn(params, packed, rows):
@@ -267,7 +266,7 @@ def policy_gradient(
     return loss, metrics
 
   # Loss aggregation: the weight of each token in the minibatch.
-  w = objective_lib.token_weights(objective, b, key)
+  w = objective_lib.token_weights(objective, b)
   return *accumulate(loss_fn, params, packed, (b, w)), w
 
 
@@ -297,7 +296,6 @@ def rl_update(
     stream: Callable | None = None,
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
-    seed: int = 0,
     router_aux: float = 0.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
@@ -321,7 +319,6 @@ def rl_update(
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
-    seed: static, of the random choice of tokens by `objective.covariance`.
     router_aux: static, coefficient of `experts.loss`.
 
   Returns:
@@ -343,11 +340,8 @@ def rl_update(
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed, rows) = carry, xs
-    key = None
-    if objective.covariance is not None:
-      key = randomness.folded(seed, state.step, index)
     grads, metrics, w = gradient(
-        state.params, b, packed, coefs, base, key, reference
+        state.params, b, packed, coefs, base, reference
     )
     if stream is not None:
       more, of_rows = stream(state.params, rows, base)
@@ -379,7 +373,6 @@ def rl_update(
   metrics = update_metrics.summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
-
 
 
 # --- the critic's update -----------------------------------------------------

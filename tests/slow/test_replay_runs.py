@@ -80,9 +80,7 @@ KINDS = {
         sft__mixture="",
         sft__habits=dict(steps=0, lr=2e-5, schedule="cosine", mixture=""),
     ),
-    "covariance": dict(
-        covariance=dict(name="kl_cov", args={}), updates__max_kl=0.5
-    ),
+    "early stopping": dict(updates__max_kl=0.5),
 }
 
 # These need the policy of SFT, or a pretrained critic.
