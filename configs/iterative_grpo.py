@@ -6,8 +6,8 @@ A round samples the policy, makes pairs with the verifier, trains the reward
 model further on these pairs and on 10% of earlier pairs, and takes 10 steps of
 GRPO. The reward is the score of the reward model alone; the reference model of
 the KL is the policy of the round before. Held-out accuracy: 21% to 54% in the
-first round (seed 0, results/rounds.md), whose reward model prefers the correct
-response in 81% (+- 8) of held-out pairs.
+first round (seed 0, studies/rounds/rounds.md), whose reward model prefers the
+correct response in 81% (+- 8) of held-out pairs.
 """
 
 from rl_reason.configs import base

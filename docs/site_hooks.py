@@ -22,7 +22,7 @@ CODE_IN_TABLE = re.compile(r"^\|.*`.*\\\|.*", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}
 OUTSIDE = (
     *("CONTRIBUTING.md", "CHANGELOG.md"),
-    *("conformance/README.md", "results/README.md"),
+    *("conformance/README.md", "results/README.md", "studies/README.md"),
 )
 
 
@@ -30,6 +30,7 @@ def on_config(config):
   """Lists the pages of the API and of the results in the navigation."""
   rooms = [f"api/{name}.md" for name in api_pages() if name != "index"]
   lists = {"API": ["api/index.md", *rooms], "Results": result_pages()}
+  lists["Studies"] = study_pages()
   for item in config.nav:
     for name in lists.keys() & item.keys():
       item[name] = lists[name]
@@ -96,7 +97,7 @@ def ablations() -> dict[str, dict]:
   for pattern in ("results/*.json", "studies/*/*.json"):
     for path in sorted(ROOT.glob(pattern)):
       data = json.loads(path.read_text())
-      if "reference" in data:
+      if "measures" in data:
         found[path.relative_to(ROOT).with_suffix("").as_posix()] = data
   return found
 
@@ -108,15 +109,33 @@ def unescaped(match) -> str:
 
 def result_pages() -> list:
   """The pages of the results, in the order of the tables of their index."""
-  index = "results/README.md"
-  blocks = (ROOT / index).read_text().split("\n\n")
-  tables = [x for x in blocks if x.startswith("|")]
+  index, names = "results/README.md", ("Experiments", "Measurements")
   pages = [
       [f"results/{name}" for _, name, _ in LINK.findall(x) if "/" not in name]
-      for x in tables
+      for x in tables(index)[: len(names)]  # others are of the discussion
   ]
-  names = ("Experiments", "Measurements")
   return [index, *({k: v} for k, v in zip(names, pages, strict=True))]
+
+
+def study_pages() -> list:
+  """The pages of the studies, by the questions of their index."""
+  index = "studies/README.md"
+  pages = [
+      [
+          f"studies/{name}"
+          for _, name, _ in LINK.findall(x)
+          if name.endswith(".md") and not name.endswith("/plan.md")
+      ]
+      for x in tables(index)
+  ]
+  names = re.findall("^## (.*)$", (ROOT / index).read_text(), re.MULTILINE)
+  return [index, *({k: v} for k, v in zip(names, pages, strict=True))]
+
+
+def tables(name: str) -> list[str]:
+  """The tables of a page."""
+  blocks = (ROOT / name).read_text().split("\n\n")
+  return [x for x in blocks if x.startswith("|")]
 
 
 def resolve(page: str, link: str) -> str:

@@ -42,7 +42,8 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 def pytest_ignore_collect(collection_path, config) -> bool | None:
   """Imports no module of slow tests where none of them would run."""
-  if collection_path.name != "slow" or config.option.markexpr != "not slow":
+  slow = collection_path.name in ("slow", "studies")
+  if not slow or config.option.markexpr != "not slow":
     return None
   named = (pathlib.Path(x.split("::")[0]).resolve() for x in config.args)
   return not any(collection_path in (x, *x.parents) for x in named)

@@ -297,10 +297,20 @@ def test_length_that_pays_is_no_fault(rise, alerted):
   assert [x.rule.name for x in found] == ["Length explosion"] * alerted
 
 
+def data_files():
+  """Name -> the file of committed data."""
+  found = [
+      x
+      for pattern in ("results/*.json", "studies/*/*.json")
+      for x in ROOT.glob(pattern)
+  ]
+  return {x.stem: x for x in sorted(found, key=lambda x: x.stem)}
+
+
 def test_an_entropy_that_collapses_on_the_way_is_named():
   """Two steps of a committed run; no other run of its page has the alert."""
   stem, row, seed = COLLAPSED
-  results = json.loads((ROOT / "results" / f"{stem}.json").read_text())
+  results = json.loads(data_files()[stem].read_text())
   [run] = [x for x in results["runs"] if (x["row"], x["seed"]) == (row, seed)]
   steps = [HEALTHY | x for x in logged_metrics(run, results["measures"])]
   named = [
@@ -356,7 +366,7 @@ def healthy_runs():
   to predict once nearly all responses are correct: their data do not have the
   accuracy in training, which tells both rules so.
   """
-  for path in sorted((ROOT / "results").glob("*.json")):
+  for path in data_files().values():
     if path.stem.startswith(("chain", "variants-critic")):
       continue
     results = json.loads(path.read_text())
@@ -395,7 +405,7 @@ def test_held_out_accuracy_of_healthy_runs_never_falls_by_half():
   On chains of 256 tokens so does that of PPO with both.
   """
   falls = {True: 0, False: 0}
-  for path in sorted((ROOT / "results").glob("*.json")):
+  for path in data_files().values():
     results = json.loads(path.read_text())
     for run in results["runs"] if "measures" in results else ():
       e, name = run["evaluate"], "val-core/arithmetic/acc/mean@4"

@@ -16,7 +16,7 @@ from rl_reason.checks import facts
 DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
-    ROOT / "conformance" / "README.md",
+    *(ROOT / name / "README.md" for name in ("conformance", "studies")),
 ]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {

@@ -9,11 +9,11 @@ PAGE = (ROOT / "docs" / "papers.md").read_text()
 
 def test_numbers_with_intervals_are_in_the_linked_results():
   text = PAGE.partition("## Errata")[0]
-  pages = {"README", *re.findall(r"results/(\w+)\.md", text)}
+  pages = re.findall(r"\]\((\.\./(?:results|studies)/[^)#]+\.md)", text)
   known = " ".join(
       word
-      for name in sorted(pages)
-      for word in (ROOT / "results" / f"{name}.md").read_text().split()
+      for name in sorted({"../results/README.md", *pages})
+      for word in (ROOT / "docs" / name).read_text().split()
   )
   numbers = re.findall(
       r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?", text.replace("\n", " ")

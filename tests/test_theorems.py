@@ -1,6 +1,6 @@
 """Theorems about the algorithms, and the worked numbers of docs/papers.md.
 
-Expectations are sums over all outcomes (`bench/theorems.py`), in float64.
+Expectations are sums over all outcomes (`studies/theorems/run.py`), in float64.
 """
 
 import functools
@@ -15,13 +15,14 @@ from conftest import ROOT
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bench import results, theorems
+from bench import results
 from rl_reason.algorithms import (
-    advantages,
-    corrections,
-    reductions,
-    surrogates,
+  advantages,
+  corrections,
+  reductions,
+  surrogates,
 )
+from studies.theorems import run as theorems
 
 # --- the worked numbers of papers and write-ups ------------------------------
 

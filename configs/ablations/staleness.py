@@ -1,6 +1,7 @@
-"""How old may the policy be that sampled a batch, and which correction helps?
+r"""How old may the policy be that sampled a batch, and which correction helps?
 
-python -m rl_reason.ablate --config=configs/ablations/staleness.py
+python -m rl_reason.ablate --config=configs/ablations/staleness.py \
+  --out=studies/staleness
 """
 
 from rl_reason.lab import ablate

@@ -103,7 +103,7 @@ def known(
   """The standard deviations of an ablation, or else of others.
 
   Args:
-    folder: with the data of ablations.
+    folder: with the data of ablations; those of studies/ beside it count, too.
     name: of the ablation.
     task: see `task_of`; ablations of the same task count, if there are any.
 
@@ -111,7 +111,10 @@ def known(
     where they are from; and by row, for instance 'clip_sweep: 0.4'.
   """
   studies, files = {}, {}
-  for path in sorted(folder.glob("*.json")):
+  paths = {*folder.glob("*.json")}
+  for place in (folder.parent, folder.parent.parent):
+    paths |= {*place.glob("studies/*/*.json")}
+  for path in sorted(paths, key=lambda x: x.stem):
     data = json.loads(path.read_text())
     if not (isinstance(data, dict) and {"reference", "runs"} <= data.keys()):
       continue
@@ -134,7 +137,7 @@ def known(
 
 
 def _by_task(stem: str, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """Data by the name of its ablation: `bench.table` has several in one file."""
+  """Data by the name of its ablation: some files have several, by task."""
   if not any("task" in x for x in data["runs"]):
     return {stem: data}
   out = {}

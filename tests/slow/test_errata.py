@@ -173,7 +173,7 @@ def warmup():
 
 def trust_region():
   """KL(old || new) of the last quarter of the steps, staleness 0 and 8."""
-  table = (ROOT / "results" / "staleness.md").read_text()
+  table = (ROOT / "studies" / "staleness" / "staleness.md").read_text()
   rows = [x.split(" | ") for x in table.splitlines() if x.startswith("| S = ")]
   at = [x for x in table.splitlines() if "update KL" in x][0].split(" | ")
   column = [i for i, x in enumerate(at) if x.startswith("update KL")][0]

@@ -1,12 +1,12 @@
 """The mismatch of sampler and trainer with rounded weights, keys and values.
 
-  python -m bench.sampler_weights            # 21 short runs; resumable
-  python -m bench.sampler_weights --table    # only the table, from JSON
+  python -m studies.sampler_weights.run            # 21 short runs; resumable
+  python -m studies.sampler_weights.run --table    # only the table, from JSON
 
 Short runs of GRPO on fresh seeds. The runs of a seed start from one SFT model
 and differ only in the precision of the sampler's weights and KV cache. Then the
 trained policy of the unrounded run is sampled in each precision. Writes
-results/sampler_weights.{json,md}.
+sampler_weights.{json,md}.
 """
 
 import pathlib
@@ -140,7 +140,7 @@ def page(result: dict) -> list[str]:
   out = [
       "# Rollouts with rounded weights, keys and values",
       "",
-      "Made by `python -m bench.sampler_weights`; data in"
+      "Made by `python -m studies.sampler_weights.run`; data in"
       f" `sampler_weights.json`. Seeds {numbers}: mean (minimum to maximum).",
       "",
       f"## GRPO, {STEPS} steps, rollouts in each precision",
@@ -190,7 +190,7 @@ def measure_all(_) -> dict:
   found = [train(name, seed) for seed in SEEDS for name in ROWS]
   policies = [measure(name, seed) for seed in SEEDS for name in PRECISIONS]
   return dict(
-      command="python -m bench.sampler_weights",
+      command="python -m studies.sampler_weights.run",
       environment=results.environment(load),
       seeds=SEEDS,
       runs=found,

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from bench import forecast, results
+from bench import results
+from studies.forecast import run as forecast
+
+pytestmark = pytest.mark.slow
 
 
 def run(study, row, seed, first, early, end):
@@ -45,7 +48,7 @@ def test_a_forecast_learns_on_one_half_and_is_judged_on_the_other(made):
 
 
 def test_the_page_has_all_committed_runs():
-  """Else: python -m bench.forecast."""
+  """Else: python -m studies.forecast.run."""
   found = list(forecast.runs())
   assert {x.study for x in found} >= {"chain", "credit", "knobs", "xor"}
   studies = results.read(forecast.NAME)["studies"]
@@ -71,6 +74,8 @@ def test_who_is_ahead():
 
 def test_runs_are_read_from_results_of_any_form(tmp_path, monkeypatch):
   monkeypatch.setattr(results, "RESULTS", tmp_path)
+  monkeypatch.setattr(results, "STUDIES", tmp_path)
+  monkeypatch.setattr(results, "CONFORMANCE", tmp_path / "none")
   curve = dict(step=[0, 5, 10, 20], accuracy=[0.1, 0.2, 0.3, 0.4])
   late = dict(steps=[0, 10, 20], accuracy=[0.1, 0.3, 0.4])
   lines = [

@@ -1,12 +1,12 @@
 """Simulates the time of a step against rl.staleness and the split of devices.
 
-  python -m bench.staleness            # a minute; nothing is measured
-  python -m bench.staleness --table    # only table and figure, from JSON
+  python -m studies.staleness.run            # a minute; nothing is measured
+  python -m studies.staleness.run --table    # only table and figure, from JSON
 
 Costs come from results/bench_rollout.json and results/bench_update.json. Each
 device decodes its part of a batch as the sampler does, with log-normal lengths;
 batches follow the schedule of `rl_reason/collect/ahead.py`. Writes
-results/staleness_time.json, .md and .png (the figure needs matplotlib).
+staleness_time.json, .md and .png (the figure needs matplotlib).
 """
 
 import dataclasses
@@ -158,7 +158,7 @@ def run() -> dict:
         )
     print(devices, flush=True)
   return dict(
-      command="python -m bench.staleness",
+      command="python -m studies.staleness.run",
       costs=dataclasses.asdict(cost),
       batch=dict(rows=ROWS, limit=LIMIT, mean=MEAN, prompt=PROMPT, slots=SLOTS),
       points=points,

@@ -1,16 +1,17 @@
 """How well do the first 25% of a run tell its end?
 
-  python -m bench.forecast            # seconds: reads results/*.json
-  python -m bench.forecast --table    # only the page, from JSON
+  python -m studies.forecast.run            # seconds: reads all data
+  python -m studies.forecast.run --table    # only the page, from JSON
 
 Every committed run with a curve of held-out accuracy is used. A hash of study
 and seed decides whether a run calibrates the forecasts or tests them, so that
 the rows of a seed, which share their first policy, stay together. Writes
-results/forecast.{json,md}.
+forecast.{json,md}.
 """
 
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -74,8 +75,8 @@ def curve(run: dict, data: dict) -> tuple[list[int], list[float]] | None:
 
 def runs() -> Iterator[Run]:
   """The committed runs with an evaluation in their first quarter."""
-  for path in sorted(results.RESULTS.glob("*.json")):
-    data = results.read(path.stem)
+  for path in results.files():
+    data = json.loads(path.read_text())
     if not isinstance(data, dict) or not isinstance(data.get("runs"), list):
       continue
     for x in data["runs"]:
@@ -263,7 +264,7 @@ def measure(_) -> dict:
       for study in sorted({x.study for x in found})
   }
   return dict(
-      command="python -m bench.forecast",
+      command="python -m studies.forecast.run",
       studies=studies,
       spread=round(float(np.std([100 * x.end for x in tested])), 2),
       within=round(_within(tested), 2),

@@ -1,11 +1,11 @@
 """Rounds on five seeds: rejection-sampled SFT, and GRPO with a reward model.
 
-  python -m bench.rounds            # resumable; CPU-minutes: 3 a run of SFT
-  python -m bench.rounds --count 2  # fewer rounds; a larger count continues
-  python -m bench.rounds --collect  # of the runs made so far
-  python -m bench.rounds --table    # only the tables, from JSON
+  python -m studies.rounds.run  # resumable; CPU-minutes: 3 a run of SFT
+  python -m studies.rounds.run --count 2  # fewer rounds; a larger count goes on
+  python -m studies.rounds.run --collect  # of the runs made so far
+  python -m studies.rounds.run --table    # only the tables, from JSON
 
-Writes results/rounds.json and .md. The seeds are the default one and 4 of a
+Writes rounds.json and .md. The seeds are the default one and 4 of a
 hash. GRPO starts from the SFT of rejection sampling of the same seed.
 """
 
@@ -76,7 +76,7 @@ def page(result: dict) -> list[str]:
   out = [
       "# Rounds: learning from the policy's own samples",
       "",
-      "Made by `python -m bench.rounds`; data in `rounds.json`. Held-out"
+      "Made by `python -m studies.rounds.run`; data in `rounds.json`. Held-out"
       " accuracy after each round on 1,000 prompts, 4 samples each at"
       " temperature 1: mean over seeds ± half the width of its 95% interval,"
       " and least to most. Round 0 is the SFT that all rounds start from.",
@@ -137,7 +137,7 @@ def measure(given) -> dict:
     )
   made = [x for x in order if finished(*x)]
   return dict(
-      command="python -m bench.rounds",
+      command="python -m studies.rounds.run",
       environment=results.run_environment(
           rounds.directory(directory(*made[0]), 0)
       ),

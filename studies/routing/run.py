@@ -1,14 +1,14 @@
 """The gap between sampler and trainer of a mixture of experts, with replay.
 
-  python -m bench.routing            # resumable: one seed after the other
-  python -m bench.routing --table    # only the table, from JSON
+  python -m studies.routing.run            # resumable: one seed after the other
+  python -m studies.routing.run --table    # only the table, from JSON
 
 A decoder with experts learns the built-in task by SFT, and then by GRPO from
 responses that a sampler with rounded weights drew. All runs start from one SFT
 model; a seed decides prompts and sampling. Runs of a seed differ in the weights
 of the sampler, and in whether the trainer replays the sampler's choices of
 experts. In every step both passes of the trainer are made, with replay and
-without, and compared with the sampler. Writes results/routing.{json,md}.
+without, and compared with the sampler. Writes routing.{json,md}.
 """
 
 import functools
@@ -231,7 +231,7 @@ def seed_runs(seed: int, out: dict[str, list[dict[str, float]]]) -> None:
 
 
 def page(result: dict) -> list[str]:
-  """results/routing.md."""
+  """routing.md."""
   runs = result["runs"]
   seeds = list(runs)
 
@@ -241,7 +241,7 @@ def page(result: dict) -> list[str]:
   lines = [
       "# Routing of a mixture of experts, in the sampler and in the trainer",
       "",
-      "Made by `python -m bench.routing`; data in `routing.json`."
+      "Made by `python -m studies.routing.run`; data in `routing.json`."
       f" {CFG.layers} layers, {CFG.experts} experts of which a token uses"
       f" {CFG.experts_per_token}; {STEPS} steps of GRPO (bfloat16: the"
       f" first of them), {BATCH} responses each. Seeds"

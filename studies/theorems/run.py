@@ -1,11 +1,11 @@
 """Theorems of policy gradients, computed with the functions of the package.
 
-  python -m bench.theorems          # seconds; nothing is sampled
-  python -m bench.theorems --table  # only page and figure, from JSON
+  python -m studies.theorems.run          # seconds; nothing is sampled
+  python -m studies.theorems.run --table  # only page and figure, from JSON
 
 Every expectation is a sum over all outcomes: over the numbers of correct
 responses of a group, over all paths of a small Markov chain, over the arms of a
-bandit. Writes results/theorems.json, .md and .png (the figure needs
+bandit. Writes theorems.json, .md and .png (the figure needs
 matplotlib). tests/test_theorems.py compares these functions with the formulas.
 """
 
@@ -253,7 +253,7 @@ def measure(_) -> dict:
       for name in names
   }
   return dict(
-      command="python -m bench.theorems",
+      command="python -m studies.theorems.run",
       environment=results.environment(),
       groups=groups,
       value=true_TS[0, 0],

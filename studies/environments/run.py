@@ -1,12 +1,12 @@
 """Environments on five seeds: games, questions, programs, reasoning_gym.
 
-  python -m bench.environments --jobs 2   # resumable; an hour on 2 quiet cores
-  python -m bench.environments --collect  # of the runs made so far
-  python -m bench.environments --table    # only table and figure, from JSON
+  python -m studies.environments.run --jobs 2   # resumable; an hour of 2 cores
+  python -m studies.environments.run --collect  # of the runs made so far
+  python -m studies.environments.run --table    # only the pages, from JSON
 
 The control of `calculator` has a single turn, environment.max_turns = 1: the
-policy can ask, and gets no answer. Writes results/environments.json, .md and
-.png (the figure needs matplotlib). Runs that results/environments.json has are
+policy can ask, and gets no answer. Writes environments.json, .md and
+.png (the figure needs matplotlib). Runs that environments.json has are
 not made again: without that file all are. The seeds are the default one and 4
 of a hash. The row reasoning_gym needs the extra of that name.
 """
@@ -46,7 +46,7 @@ def directory(name: str, seed: int) -> pathlib.Path:
 
 
 def recorded() -> dict[tuple[str, int], dict]:
-  """The runs of results/environments.json by name and seed."""
+  """The runs of environments.json by name and seed."""
   return {(x["name"], x["seed"]): x for x in results.read(NAME).get("runs", [])}
 
 
@@ -138,7 +138,8 @@ def page(result: dict) -> list[str]:
   out = [
       "# Environments",
       "",
-      "Made by `python -m bench.environments`; data in `environments.json`."
+      "Made by `python -m studies.environments.run`; data in"
+      " `environments.json`."
       " Held-out prompts, 4 samples each (`lines`: 16) at temperature 1: mean"
       " over seeds ± half the width of its 95% interval, and least to most."
       f" Seeds: {', '.join(map(str, SEEDS))}. Tokens are the policy's own."
@@ -274,7 +275,7 @@ def measure(given) -> dict:
       found[x] = read(*x)
       result["environment"] = environment(*x)
   return result | dict(
-      command="python -m bench.environments",
+      command="python -m studies.environments.run",
       runs=[found[x] for x in order if x in found],
   )
 

@@ -1,0 +1,1 @@
+"""One-off studies: plan, script, data and page of each in one folder."""
