@@ -62,8 +62,7 @@ def add(c) -> None:
       stop_strings=(),
       include_stop_str_in_output=field(False, needs="rollout.stop_strings"),
       group_sizes=function("group_sizes"),  # by_length, by_variance
-      priority=function("priority"),  # failure_rate, learnability
-      # Of problems: what group sizes, advantages, priorities compare them by.
+      # Of problems: what group sizes and advantages compare them by.
       types=choice(
           *("difficulty", "subject", "pass_rate"),
           needs="a reader of types",

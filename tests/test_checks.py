@@ -161,10 +161,6 @@ FILES = {
             "have no difficulty",
         ),
         (
-            FILES | {"rollout.priority.name": "failure_rate"},
-            "rollout.priority.name = 'failure_rate': the sets of data.train",
-        ),
-        (
             FILES | {"rollout.group_sizes.name": "by_length"},
             "rollout.group_sizes.name = 'by_length': the sets of data.train",
         ),
@@ -417,22 +413,6 @@ def test_a_source_with_difficulties_has_types():
         (
             {"advantage.name": "gae_exp_complexity"}
             | {"advantage.args.hardest": 6.0},
-            "",
-        ),
-        (
-            {"rollout.priority.name": "learnability"}
-            | {"task.difficulties": (2,)},
-            "rollout.priority.name = 'learnability': depends on the difficulty",
-        ),
-        ({"rollout.priority.name": "learnability"}, ""),
-        (
-            {"rollout.priority.name": "learnability"}
-            | {"rollout.types": "pass_rate"},
-            "fewer than 10% of prompts come again within 10 steps",
-        ),
-        (
-            {"rollout.priority.name": "learnability"}
-            | {"rollout.types": "pass_rate", "task.difficulties": (2,)},
             "",
         ),
         (

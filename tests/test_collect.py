@@ -135,10 +135,7 @@ def instant(tmp_path, **changes):
 SIZES = dict(rollout__group_sizes__name="by_variance")
 
 
-PRIORITY = dict(rollout__priority__name="learnability")
-
-
-@pytest.mark.parametrize("changes", [{}, SIZES, PRIORITY], ids=str)
+@pytest.mark.parametrize("changes", [{}, SIZES], ids=str)
 def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
   """Same prompts, groups and ids, though some prompts are retired."""
 
@@ -152,9 +149,6 @@ def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
     collector.collect(None)
   state = json.loads(json.dumps(collector.prompts.get_state()))
   wanted = [collector.collect(None) for _ in range(2)]
-  # A metric says how many rows a curriculum passes over.
-  passed = collector.counts()["responses"].get("train/prompts_passed", 0)
-  assert (passed > 0) == (changes is PRIORITY)
   resumed = make()
   resumed.prompts.set_state(state)
   got = [resumed.collect(None) for _ in range(2)]

@@ -2,7 +2,6 @@
 
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
-import functools
 import itertools
 import json
 import threading
@@ -34,7 +33,6 @@ from rl_reason.data import (
     datasets,
     known_sets,
     pipelines,
-    priorities,
     prompt_stream,
     screening,
 )
@@ -336,95 +334,6 @@ def test_what_a_file_says_is_solved_retires(stream, name, types):
   prompts, found = stream(name, rates, retire_after=2, **options)
   prompts.update([found[0]], [1.0], [3.0])
   assert found[0] not in prompts.draw(6)[1]
-
-
-def shares(prompts, found, count=600):
-  """The share of each row in the next draws."""
-  _, drawn = prompts.draw(count)
-  return np.array([drawn.count(row) for row in found]) / count
-
-
-@of_each_set
-def test_a_curriculum_follows_the_pass_rates_of_the_run(stream, name):
-  """Rows are drawn in proportion to 1 - p, of the file and then of the run.
-
-  Of 600 draws a share has a standard error of .02 at most.
-  """
-  options = dict(priority=priorities.failure_rate, cycle=True)
-  prompts, found = stream(name, [0.0, 0.5, 0.75, 1.0], **options)
-  wanted = np.array([1, 0.5, 0.25, 0.05]) / 1.8
-  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.05)
-  passed = 1 - 1.8 / 4
-  assert prompts.counts()["train/prompts_passed"] == pytest.approx(
-      passed, abs=0.05
-  )
-  # The policy learns the first row, and forgets the last: averages of halves.
-  prompts.update([found[0], found[3]], [1.0, 0.0], [9.0, 9.0])
-  wanted = np.array([0.5, 0.5, 0.25, 0.5]) / 1.75
-  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.06)
-
-
-@of_each_set
-def test_prompts_that_were_never_measured_are_drawn(stream, name):
-  """All in the first pass; then the ones that have a signal more often."""
-  near_half = functools.partial(priorities.learnability, least=0.01)
-  prompts, found = stream(name, [None] * 4, cycle=True, priority=near_half)
-  assert prompts.draw(4) == ([0, 1, 2, 3], found)
-  assert prompts.counts() == {"train/prompts_passed": 0}
-  prompts.update(found, [0.0, 0.5, 0.9, 1.0], [9.0] * 4)
-  wanted = np.array([0.01, 1, 0.36, 0.01]) / 1.38
-  np.testing.assert_allclose(shares(prompts, found), wanted, atol=0.06)
-
-
-@of_each_set
-def test_a_curriculum_resumes(stream, name):
-  """Draws depend on the state and the seed alone; ids are of the stream."""
-  rates, options = [0.2, 0.9, 0.6, None], dict(priority=priorities.failure_rate)
-  prompts, found = stream(name, rates, **options)
-  prompts.draw(5)
-  prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
-  state = json.loads(json.dumps(prompts.get_state()))
-  ids, rows = prompts.draw(12)
-  resumed, _ = stream(name, rates, **options)
-  resumed.set_state(state)
-  assert resumed.draw(12) == (ids, rows)
-  assert resumed.get_state() == prompts.get_state()
-  assert ids == sorted(set(ids)) and [prompts.row(n) for n in ids] == rows
-  other, _ = stream(name, rates, seed=1, **options)
-  other.set_state(state)
-  assert other.draw(12) != (ids, rows)
-
-
-def test_a_curriculum_of_levels(stream):
-  """By difficulty: rows of a level of MATH have one pass rate, of the run."""
-  options = dict(types="difficulty", priority=priorities.learnability)
-  prompts, found = stream("math", [1.0] * 10, cycle=True, **options)
-  prompts.update(found[:2], [0.5, 1.0], [9.0, 9.0])
-  level_1, level_2, level_3 = shares(prompts, found).reshape(2, 5).T[:3]
-  np.testing.assert_allclose(level_1, 1 / 8.1, atol=0.04)
-  np.testing.assert_allclose(level_2, 0.05 / 8.1, atol=0.01)
-  np.testing.assert_allclose(level_3, 1 / 8.1, atol=0.04)  # not known
-
-
-@pytest.mark.parametrize("wrong", [0.0, 1.5, float("nan")])
-def test_a_priority_is_a_probability(stream, wrong):
-  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: wrong)
-  with pytest.raises(RunError, match=f"returned {wrong} for the pass rate 0.5"):
-    prompts.draw(1)
-
-
-def test_priorities_that_pass_over_everything_end_the_run(stream, monkeypatch):
-  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
-  prompts, _ = stream("gsm8k", [0.5], priority=lambda _: 1e-9)
-  with pytest.raises(RunError, match="11 prompts in a row were passed over"):
-    prompts.draw(1)
-
-
-def test_priorities_by_hand():
-  rates = (0.0, 0.25, 0.5, 1.0)
-  assert [priorities.failure_rate(p) for p in rates] == [1, 0.75, 0.5, 0.05]
-  assert [priorities.learnability(p) for p in rates] == [0.05, 0.75, 1, 0.05]
-  assert priorities.learnability(1.0, least=0.2) == 0.2
 
 
 REWARDS = np.array([1.0, -1, 1, 1, -1, -1], np.float32)

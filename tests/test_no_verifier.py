@@ -72,10 +72,6 @@ MISTAKES = [
     ),
     ({"dynamic_sampling.signal": "correctness"}, "no verifier: use 'auto'"),
     ({"rollout.retire_after": 2}, "no verifier: leave it at 0"),
-    (
-        {"rollout.priority.name": "failure_rate"},
-        "rollout.priority.name = 'failure_rate': .* leave it at 'none'",
-    ),
     ({"loss.positive_nll": 0.1}, "no verifier: leave it at 0"),
     ({"rollout.partial_groups": 2}, "let dynamic_sampling.signal be"),
 ]

@@ -47,11 +47,11 @@ def test_a_run_lacks_the_fields_of_later_versions():
   (line,) = differences(earlier, OLD | {"rollout.stop_tokens": ["\n"]})
   assert line == "rollout.stop_tokens: None -> ['\\n']"
   # A function of a later version, too, with its arguments.
-  earlier = {k: x for k, x in OLD.items() if "rollout.priority" not in k}
-  assert "rollout.priority.args" in OLD and not differences(earlier, OLD)
-  named = {"rollout.priority.name": "learnability"}
+  earlier = {k: x for k, x in OLD.items() if "correction" not in k}
+  assert "correction.args" in OLD and not differences(earlier, OLD)
+  named = {"correction.name": "truncate"}
   (line,) = differences(earlier, OLD | named)
-  assert line == "rollout.priority.name: None -> 'learnability'"
+  assert line == "correction.name: None -> 'truncate'"
 
 
 @pytest.mark.parametrize(("name", "gone"), fields_lib.REMOVED.items())

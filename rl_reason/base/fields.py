@@ -121,10 +121,16 @@ _COVARIANCE = (
     "loss.entropy_controller.name 'adaptive' is closest, or a surrogate of your"
     " own"
 )
+_PRIORITY = (
+    "data.curriculum and rollout.retire_after are closest, with"
+    " dynamic_sampling.enabled"
+)
 # Fields of earlier versions whose feature was taken out.
 REMOVED = {
     "covariance.name": Removed("none", _COVARIANCE),
     "covariance.args": Removed({}, _COVARIANCE),
+    "rollout.priority.name": Removed("none", _PRIORITY),
+    "rollout.priority.args": Removed({}, _PRIORITY),
     "critic.fallback": Removed(
         False,
         "critic.pretrain_steps is closest, or an advantage without a critic",

@@ -58,9 +58,6 @@ KINDS = {
         ("expected_length_N", "expected_accuracy_N", "num_responses"),
         off="equal",
     ),
-    "priority": Kind(
-        "rollout.priority", ("data.priorities",), ("pass_rate",), off="none"
-    ),
     "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
     "outcome": Kind(
         "reward.outcome",

@@ -50,14 +50,6 @@ def prompts(c) -> Iterator[Rule]:
           f"depends on the {types} (type) of problems, and all have the same"
           f" one (task.difficulties = {c.task.difficulties})"
       )
-    # Without a pass rate, which is of a prompt here, every prompt is drawn.
-    by_prompt = field == "rollout.priority.name" and types == "pass_rate"
-    if by_prompt and _share_returning(c, steps=10) < 0.1:
-      yield field, (
-          "fewer than 10% of prompts come again within 10 steps, and the others"
-          " have no pass rate: use fewer task.difficulties, or rollout.types ="
-          " 'difficulty'"
-      )
 
 
 def stop_strings(c) -> Iterator[Rule]:

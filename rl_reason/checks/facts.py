@@ -94,10 +94,8 @@ def type_field(c) -> str:
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
     return "advantage.name"
-  if c.rollout.group_sizes.name != "equal":
-    return "rollout.group_sizes.name"
-  none = c.rollout.priority.name == "none"
-  return "" if none else "rollout.priority.name"
+  equal = c.rollout.group_sizes.name == "equal"
+  return "" if equal else "rollout.group_sizes.name"
 
 
 def hardest(c) -> float:

@@ -32,8 +32,8 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "a reader of types": lambda c: (
         not facts.type_field(c)
-        and "no function of advantage.name, advantage.groups,"
-        " rollout.group_sizes and rollout.priority compares types of problems"
+        and "no function of advantage.name, advantage.groups and"
+        " rollout.group_sizes compares types of problems"
     ),
     "continuations": lambda c: (
         not facts.continues(c)

@@ -158,8 +158,6 @@ def rewards(c) -> Iterator[Rule]:
         yield name, f"{why} leave it at 0"
     if c.rollout.types == "pass_rate":
       yield "rollout.types", f"{why} leave it at 'difficulty'"
-    if c.rollout.priority.name != "none":
-      yield "rollout.priority.name", f"{why} leave it at 'none'"
   for term in reward_terms.terms(r.functions):
     if r.executor == "process" and term.name.startswith(given.LOCAL):
       yield "reward.executor", (

@@ -115,9 +115,7 @@ class RolloutCollector:
         held=checksums.answers(self.held),
         functions=self.rewards.counts(),
         failures={"train/verifier_failures": self.failures},
-        responses=self.stats.metrics()
-        | self.doubtful.counts()
-        | self.prompts.counts(),
+        responses=self.stats.metrics() | self.doubtful.counts(),
         doubtful=self.doubtful.found(),
     )
 

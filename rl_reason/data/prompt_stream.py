@@ -1,7 +1,7 @@
 """The endless stream of training prompts, with statistics by their types."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,6 @@ class PromptStream:
     types: what the type of a prompt is: 'difficulty', 'subject' or 'pass_rate'.
       By pass rate, each prompt has averages of its own, which begin with what
       its file says.
-    priority: pass rate -> probability of a draw, of `priorities`, keywords
-      bound; None: every row is drawn.
-    seed: decides by that probability, together with the id of a row.
   """
 
   def __init__(
@@ -42,13 +39,9 @@ class PromptStream:
       retire_after: int = 0,
       retire_rate: float = 1.0,
       types: str = "difficulty",
-      priority: Callable[..., float] | None = None,
-      seed: int = 0,
   ):
     self._source, self._iterator, self._types = source, iterator, types
     self._retire_after, self._retire_rate = retire_after, retire_rate
-    self._priority, self._seed = priority, seed
-    self._seen = self._passed = 0  # rows by priority, since `counts`
     self._averages: dict[str, Pair] = {}  # by type
     self._solved: dict[str, int] = {}  # prompt: rounds solved in a row
 
@@ -72,18 +65,13 @@ class PromptStream:
   def draw(self, count: int) -> tuple[list[int], list[Row]]:
     """The ids and rows of the next prompts that are not retired.
 
-    With priorities, rows are drawn or passed over in the order of the stream.
-    An id decides in the same way whenever the averages are the same, so that
-    the state needs no random numbers.
-
     Raises:
-      RunError: all prompts seem to be retired, or a priority is no probability.
+      RunError: all prompts seem to be retired.
     """
     ids, rows, passed = [], [], 0
     while len(rows) < count:
       (prompt_id, row), *_ = next(self._iterator)
-      retired = self._times_solved(row) >= (self._retire_after or np.inf)
-      if not retired and self._is_due(prompt_id, row):
+      if self._times_solved(row) < (self._retire_after or np.inf):
         ids.append(prompt_id)
         rows.append(row)
       elif (passed := passed + 1) > MAX_PASSED_IN_A_ROW:
@@ -92,39 +80,8 @@ class PromptStream:
             f" a row are retired because {self._retire_rate:.0%} or more of the"
             " responses to them were correct; stop the run, or add harder"
             " prompts"
-            if self._retire_after
-            else f"rollout.priority.name: {passed} prompts in a row were passed"
-            " over, because their priorities are too low: raise them"
         )
     return ids, rows
-
-  def _is_due(self, prompt_id: int, row: Row) -> bool:
-    """Whether a row is drawn by its priority; where none is known, it is."""
-    if self._priority is None:
-      return True
-    self._seen += 1
-    name = type_name(row, self._types)
-    rate, _ = self._averages.get(name) or self._measured(row)
-    if rate is None:
-      return True
-    chance = float(self._priority(rate))
-    if not 0 < chance <= 1:
-      raise RunError(
-          f"rollout.priority.name: the function returned {chance} for the pass"
-          f" rate {rate}: return a probability above 0"
-      )
-    due = np.random.default_rng((self._seed, prompt_id)).random() < chance
-    self._passed += not due
-    return due
-
-  def counts(self) -> dict[str, float]:
-    """The share of rows that priorities passed over since the last call.
-
-    Empty without priorities.
-    """
-    seen, passed = self._seen, self._passed
-    self._seen = self._passed = 0
-    return {"train/prompts_passed": passed / seen} if seen else {}
 
   def types(self, rows: list[Row]) -> np.ndarray:
     """The type of each problem, [N] int32: problems of a type are compared.

@@ -70,8 +70,6 @@ def collector(
       retire_after=c.rollout.retire_after,
       retire_rate=c.rollout.retire_rate,
       types=c.rollout.types,
-      priority=functions.bind("priority", c.rollout.priority),
-      seed=host_seed(c.seed, f"{purpose} priorities"),
   )
   options: dict[str, Any] = dict(
       task=row_source.task,

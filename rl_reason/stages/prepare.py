@@ -350,9 +350,7 @@ def _about_types(config, tallies: list[dict]) -> Iterator[str]:
   for tally in (x for x in tallies if x["use"] == "train"):
     counts.update(tally[name])
   if types == "pass_rate":
-    unknown = counts["unknown"]
-    # By priority, prompts without a pass rate are drawn and so measured.
-    if unknown and field != "rollout.priority.name":
+    if unknown := counts["unknown"]:
       yield (
           f"warning: {unknown:,} of {counts.total():,} training rows have no"
           " measured pass rate: rollout.types = 'pass_rate' expects the mean of"

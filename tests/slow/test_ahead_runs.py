@@ -16,8 +16,7 @@ pytestmark = [
 shared_programs = tiny_session.shared_programs
 half_correct = tiny_session.half_correct
 AHEAD = dict(rl__staleness=2, rl__steps=6)
-# Saves that are rarer than steps, unequal groups, and prompts that retire or
-# are passed over.
+# Saves that are rarer than steps, unequal groups, and prompts that retire.
 RARE = AHEAD | dict(
     checkpoint__every=4,
     evaluate__every=0,
@@ -25,7 +24,6 @@ RARE = AHEAD | dict(
     rl__old_logps="trainer",
     correction__name="truncate",
     rollout__retire_after=1,
-    rollout__priority__name="failure_rate",
     rollout__group_sizes__name="by_variance",
 )
 
