@@ -323,7 +323,8 @@ def stream(
       are unfinished; 0: off. Not with sizes_N.
     program: (sampler, name of a method, key of its shapes) -> the method,
       compiled.
-    on_dispatch: called whenever the device has got further work.
+    on_dispatch: called as soon as the device has work, and again while it
+      decodes, after each of its calls; may raise.
     **static: fields of `Sampler`.
 
   Yields:
@@ -351,6 +352,7 @@ def stream(
     # the device has work while the host decides.
     if counts is not None:
       unfinished, groups = map(int, jax.device_get(counts))
+      on_dispatch()
       if not unfinished:
         break
       # Halve the slots once the queue is empty: steps get cheaper.
@@ -368,7 +370,8 @@ def stream(
     # Decode before the yield: device and consumer then work at the same time.
     decode = program(sampler, "decode", (count, size))
     queue, slots, new_counts = decode(params, queue, slots)
-    on_dispatch()
+    if last_counts is None:
+      on_dispatch()
     if part is not None:
       yield part
     counts, last_counts, part = last_counts, new_counts, None
