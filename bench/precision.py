@@ -341,6 +341,16 @@ def page(result: dict) -> list[str]:
       f" {logits['float32']['seconds'] / logits['same']['seconds']:.2f} times"
       " the time on this CPU.",
   ]
+  if found := results.read("vllm"):
+    from bench import real_vllm
+
+    lines += ["", "## A vLLM server as the engine", ""]
+    lines += [
+        *real_vllm.table_of_gaps(found),
+        "",
+        "Measured by `python -m bench.real_vllm`, which says the speed of both"
+        " samplers, too ([vllm](vllm.md)).",
+    ]
   return [*lines, "", *results.footer(result)]
 
 

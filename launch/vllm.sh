@@ -36,6 +36,15 @@ export VLLM_SERVER_DEV_MODE=1
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
 export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
+# A prompt that is read in parts, of a request with a seed, ends a vLLM (0.32) on
+# CPUs: a part's sample is dropped, and a CPU's generator cannot go back.
+cpu=()
+if "${PYTHON:-python}" -c '
+import importlib.metadata as m
+found = [*m.distributions(name="vllm-cpu")]
+found += [x for x in m.distributions(name="vllm") if "cpu" in x.version]
+raise SystemExit(not found)
+'; then cpu=(--no-enable-chunked-prefill); fi
 command=(
   "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server
   --model="$dir" --served-model-name="${NAME:-policy}"
@@ -45,7 +54,7 @@ command=(
   # Stop tokens are those of the run, and of no file of the model.
   --generation-config=vllm
   --worker-extension-cls=vllm_worker.Extension
-  "$@"
+  ${cpu[@]+"${cpu[@]}"} "$@"
 )
 if [[ "${DRY_RUN-}" == 1 ]]; then echo "${command[*]}"; exit; fi
 exec "${command[@]}"
