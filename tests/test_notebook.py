@@ -1,4 +1,4 @@
-"""The quickstart has real outputs, and its code names what exists."""
+"""The notebooks have real outputs, and their code names what exists."""
 
 import ast
 import importlib
@@ -8,56 +8,90 @@ import re
 import pytest
 from conftest import ROOT
 
-from rl_reason.base import errors
+from rl_reason.base import config, errors
+from rl_reason.configs import base
 from rl_reason.report import notebook
 
-NOTEBOOK = "notebooks/quickstart.ipynb"
-TEXT = (ROOT / NOTEBOOK).read_text()
-CELLS = json.loads(TEXT)["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-OUTPUTS = [output for cell in CODE for output in cell["outputs"]]
+NAMES = ("quickstart", "own_task")
+TEXTS = {x: (ROOT / "notebooks" / f"{x}.ipynb").read_text() for x in NAMES}
+CELLS = {x: json.loads(text)["cells"] for x, text in TEXTS.items()}
+FIELD = r"[a-z_]+(\.[a-z_]+)+"
+each_notebook = pytest.mark.parametrize("name", NAMES)
 
 
-def printed() -> str:
-  return "".join("".join(x["text"]) for x in OUTPUTS if "text" in x)
+def sources(name: str) -> list[str]:
+  return ["".join(cell["source"]) for cell in CELLS[name]]
 
 
-def test_its_outputs_are_those_of_its_code():
-  smoke = any("SMOKE = True\n" in cell["source"] for cell in CODE)
-  steps = 3 if smoke else 24
-  counts = [cell["execution_count"] for cell in CODE]
-  assert counts == [*range(1, len(CODE) + 1)], "executed once, in order"
-  assert not [x for x in OUTPUTS if x["output_type"] == "error"]
-  assert "held-out accuracy (mean@4, 95% intervals): " in printed()
-  assert f"after {steps} steps" in printed() and "written to " in printed()
+def code_cells(name: str) -> list[dict]:
+  return [cell for cell in CELLS[name] if cell["cell_type"] == "code"]
+
+
+def outputs(name: str) -> list[dict]:
+  return [output for cell in code_cells(name) for output in cell["outputs"]]
+
+
+def printed(name: str) -> str:
+  return "".join("".join(x["text"]) for x in outputs(name) if "text" in x)
+
+
+def polylines(name: str) -> int:
   pictures = [
-      "".join(x.get("data", {}).get("image/svg+xml", "")) for x in OUTPUTS
+      "".join(x.get("data", {}).get("image/svg+xml", "")) for x in outputs(name)
   ]
-  assert sum(x.count("<polyline ") for x in pictures) >= 5
-  assert len(TEXT) < 200_000
+  return sum(x.count("<polyline ") for x in pictures)
 
 
-def test_it_names_no_path_of_a_machine_and_no_address():
+def parsed(name: str) -> ast.Module:
+  code = ["".join(cell["source"]) for cell in code_cells(name)]
+  return ast.parse("\n\n".join(code))
+
+
+@each_notebook
+def test_its_outputs_are_those_of_a_whole_run(name):
+  counts = [cell["execution_count"] for cell in code_cells(name)]
+  assert counts == [*range(1, len(counts) + 1)], "executed once, in order"
+  assert not [x for x in outputs(name) if x["output_type"] == "error"]
+  assert re.search(r"held-out \w+ \(mean@\d, 95% intervals\): ", printed(name))
+  assert polylines(name) >= 4
+  assert len(TEXTS[name]) < 200_000
+
+
+def test_the_quickstart_ran_all_steps_and_an_export():
+  smoke = any("SMOKE = True\n" in x for x in sources("quickstart"))
+  text = printed("quickstart")
+  assert f"after {3 if smoke else 24} steps" in text and "written to " in text
+
+
+def test_a_task_of_ones_own_says_its_time():
+  text = printed("own_task")
+  assert len(re.findall(r"[\d.]+ minutes, \d+ CPU seconds", text)) == 2
+  assert "alerts: " in text and "after 40 steps" in text
+
+
+@each_notebook
+def test_it_names_no_path_of_a_machine_and_no_address(name):
   paths = re.findall(
-      r"(?<![\w/:.<])/(?:home|root|tmp|opt|usr|work)/[\w/]*", TEXT
+      r"(?<![\w/:.<])/(?:home|root|tmp|opt|usr|work)/[\w/]*", TEXTS[name]
   )
   assert not paths
-  addresses = set(re.findall(r"https?://[^\s\"\\]+", TEXT))
+  addresses = set(re.findall(r"https?://[^\s\"\\]+", TEXTS[name]))
   assert addresses <= {
       "https://github.com/OWNER/rl_reason",
       "http://www.w3.org/2000/svg",
   }
-  assert TEXT.count('REPOSITORY = \\"') == 1
+  assert TEXTS[name].count('REPOSITORY = \\"') == 1
 
 
-def test_the_code_compiles_and_names_existing_functions():
-  tree = ast.parse("\n\n".join("".join(cell["source"]) for cell in CODE))
+@each_notebook
+def test_the_code_compiles_and_names_existing_functions(name):
+  tree = parsed(name)
   modules = {}
   for node in ast.walk(tree):
     if isinstance(node, ast.ImportFrom) and node.module.startswith("rl_reason"):
       for alias in node.names:
-        name = f"{node.module}.{alias.name}"
-        modules[alias.name] = importlib.import_module(name)
+        full = f"{node.module}.{alias.name}"
+        modules[alias.name] = importlib.import_module(full)
   assert modules
   for node in ast.walk(tree):
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -65,9 +99,28 @@ def test_the_code_compiles_and_names_existing_functions():
         assert hasattr(modules[node.value.id], node.attr)
 
 
-def test_files_that_it_names_exist():
-  text = "".join("".join(cell["source"]) for cell in CELLS)
-  text = re.sub(r"https:\S+", "", text)
+@each_notebook
+def test_fields_that_it_sets_exist(name):
+  """Keys of `overrides`, and targets such as `c.rl.steps`."""
+  found = set()
+  for node in ast.walk(parsed(name)):
+    if isinstance(node, ast.Dict):
+      keys = [x.value for x in node.keys if isinstance(x, ast.Constant)]
+      found |= {x for x in keys if re.fullmatch(FIELD, str(x))}
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+      target = ast.unparse(node)
+      found |= {target[2:]} if target.startswith("c.") else set()
+  known = config.known_fields(base.get_config())
+  sections = "|".join({x.partition(".")[0] for x in known if "." in x})
+  text = " ".join(sources(name))
+  found |= {*re.findall(rf"`((?:{sections})\.[\w.]+)`", text)}
+  assert found <= {*known}, found - {*known}
+  assert len(found) >= 2
+
+
+@each_notebook
+def test_files_that_it_names_exist(name):
+  text = re.sub(r"https:\S+", "", "".join(sources(name)))
   for path in re.findall(r"(?:configs|launch|docs|rl_reason)/[\w/.]+\w", text):
     assert (ROOT / path).exists(), path
 
