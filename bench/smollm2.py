@@ -34,6 +34,7 @@ CONFIG = "configs/smollm2.py"
 SEEDS = ablate.fresh_seeds("rl_reason smollm2", 3)
 CORE = "val-core/word_problems/acc/"
 COLUMNS = ("mean@8", "greedy", "maj@8", "pass@8")
+VALIDATION = "val-core/validation/acc/mean@8"
 TRUNCATED = "val-aux/word_problems/response_length/clip_ratio"
 RL, SHUFFLED, SFT = "RL (DAPO)", "shuffled rewards", "more SFT"
 TRL = "TRL's GRPOTrainer"
@@ -150,15 +151,21 @@ def evaluated(line: dict[str, Any]) -> dict[str, float]:
 
 
 def read(row: str, seed: int) -> dict[str, Any]:
-  """Evaluations, training curve, minutes, memory and energy of a run."""
+  """Evaluations, training curve, minutes, memory and energy of a run.
+
+  The held-out questions are asked before and after RL, those for validation in
+  between, too.
+  """
   workdir = directory(row, seed)
   lines = run_log.read_metrics(workdir)
   evaluations, rl = (scores.of_stage(lines, x) for x in ("evaluate", "rl"))
+  ends = [x for x in evaluations if CORE + "mean@8" in x]
   out = dict(
       row=row,
       seed=seed,
-      steps=[x["step"] for x in evaluations],
-      evaluations=[evaluated(x) for x in evaluations],
+      steps=[x["step"] for x in ends],
+      evaluations=[evaluated(x) for x in ends],
+      validation=[[x["step"], x[VALIDATION]] for x in evaluations],
       accuracy=[round(x["train/accuracy"], 4) for x in rl],
       length=[round(x["response_length/mean"], 2) for x in rl],
       entropy=[round(x["actor/entropy"], 4) for x in rl],
@@ -181,6 +188,7 @@ def read_trl(row: str, seed: int) -> dict[str, Any]:
       seed=seed,
       steps=[len(found["log"])],
       evaluations=[evaluated(last)],
+      validation=[],
       accuracy=[round(x["reward"], 4) for x in found["log"]],
       length=[round(x["completions/mean_length"], 2) for x in found["log"]],
       entropy=[round(x["entropy"], 4) for x in found["log"]],
@@ -321,8 +329,8 @@ def page(result: dict) -> list[str]:
       f" {c.rl.steps} steps of RL with {c.rollout.batch} responses each"
       f" (`{CONFIG}`). {c.evaluate.prompts} held-out questions, 8 samples at"
       " temperature 1. The most frequent answer is right in"
-      f" {constant():.1%} of them. Other programs shared the machine, so that"
-      " minutes are upper bounds.",
+      f" {constant():.1%} of all {len(test_answers())}. Other programs shared"
+      " the machine, so that minutes are upper bounds.",
       "",
       f"![curves]({NAME}.png)",
       "",
@@ -351,52 +359,43 @@ def page(result: dict) -> list[str]:
   return [*out, "", *results.footer(result)]
 
 
+def test_answers() -> list[str]:
+  """The answers of all held-out questions."""
+  return [x["answer"] for x in json.loads(smollm2.ROWS.read_text())["test"]]
+
+
 def constant() -> float:
-  """The share of test questions that the best constant answer is right for."""
-  test = json.loads(smollm2.ROWS.read_text())["test"]
-  answers = [x["answer"] for x in test]
+  """The share of held-out questions with the most frequent answer."""
+  answers = test_answers()
   return max(map(answers.count, answers)) / len(answers)
 
 
 def figure(result: dict) -> dict:
-  """Held-out accuracy by step, and the accuracy of the training samples."""
-  held_out, training = [], []
-  for color, row in enumerate(ROWS):
-    made = of_row(result, row)
-    for x in made[:1]:
-      every = np.array([y["accuracy"] for y in made if y["accuracy"]])
-      if every.size:
-        smooth_SE = np.array([smoothed(y) for y in every])
-        steps = list(range(1, smooth_SE.shape[1] + 1))
-        training.append(
-            figures.series(row, steps, y=smooth_SE.mean(0), color=color)
-        )
-      if len(x["steps"]) > 1:
-        y_SE = np.array([[e["mean@8"] for e in y["evaluations"]] for y in made])
-        held_out.append(
-            figures.series(
-                row,
-                x["steps"],
-                y=y_SE.mean(0),
-                low=y_SE.min(0),
-                high=y_SE.max(0),
-                color=color,
-            )
-        )
-  panels = [
-      figures.lines(held_out, x="RL step", y="held-out mean@8", percent=True),
-      figures.lines(
-          training, x="RL step", y="training samples right", percent=True
-      ),
-  ]
+  """Accuracy on validation questions and on training samples, by step."""
+  panels = []
+  for label, points in (
+      ("validation mean@8", lambda x: x["validation"]),
+      ("training samples right", lambda x: smoothed(x["accuracy"])),
+  ):
+    lines = []
+    for color, row in enumerate(ROWS):
+      curves = [points(x) for x in of_row(result, row)]
+      if curves and len(curves[0]) > 1:
+        x_SE, y_SE = np.moveaxis(np.array(curves, float), -1, 0)
+        ends = dict(y=y_SE.mean(0), low=y_SE.min(0), high=y_SE.max(0))
+        lines.append(figures.series(row, x_SE[0], color=color, **ends))
+    panels.append(figures.lines(lines, x="RL step", y=label, percent=True))
   block = figures.block(panels, columns=2, height=3.2)
   return figures.figure(block, legend=True)
 
 
-def smoothed(values: list[float], width: int = 5) -> np.ndarray:
-  """The mean of a step and the steps around it."""
+def smoothed(values: list[float], width: int = 5) -> list[tuple[int, float]]:
+  """Steps from 1 on, each with the mean of it and of the steps around it."""
+  if not values:
+    return []
   padded = np.pad(np.asarray(values), width // 2, mode="edge")
-  return np.convolve(padded, np.ones(width) / width, mode="valid")
+  means = np.convolve(padded, np.ones(width) / width, mode="valid")
+  return list(enumerate(means, 1))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ def run(row, seed, first, last, spread=0.0):
       seed=seed,
       steps=[0, 3],
       evaluations=scores,
+      validation=[[0, first], [3, last]],
       accuracy=curve,
       length=curve,
       entropy=curve,
