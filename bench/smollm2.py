@@ -172,6 +172,7 @@ def read(row: str, seed: int) -> dict[str, Any]:
       step_seconds=[round(x["timing_s/step"], 1) for x in rl],
       minutes=round(job(row, seed).record()["seconds"] / 60, 1),
       memory_gib=max(x.get("perf/memory_gib", 0) for x in lines),
+      flops=rl[-1]["flops/total"] if rl else None,
   )
   joules = [x["perf/energy_j"] for x in rl if "perf/energy_j" in x]
   return out | (dict(energy_j=sum(joules)) if joules else {})

@@ -83,9 +83,10 @@ def directory(name: str, field: str = "model.path") -> str:
   """
   label = f"{field} = {name!r}"
   path = _file(name, label)
-  stat = path.stat()
-  key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {VERSION}"
-  digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+  # By content: another installation of a package continues a run.
+  with path.open("rb") as file:
+    content = hashlib.file_digest(file, "sha256").hexdigest()
+  digest = hashlib.sha256(f"{content} {VERSION}".encode()).hexdigest()[:16]
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
   cache = cache if cache.is_absolute() else pathlib.Path.home() / ".cache"
   out = cache / "rl_reason" / "gguf" / f"{path.stem}-{digest}"
