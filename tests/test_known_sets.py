@@ -496,14 +496,16 @@ def test_turns_that_are_no_text(tmp_path, row, why):
     ],
 )
 @pytest.mark.parametrize("served", [False, True])
-def test_earlier_turns_may_call_tools(tmp_path, turn, served):
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_earlier_turns_may_call_tools(tmp_path, turn, served, role):
   """In the forms of OpenAI's API, and in a text, as in columns of Parquet."""
-  chat = [TURN, turn, {"role": "tool", "content": "2"}, TURN]
+  chat = [TURN, turn, {"role": role, "content": "2"}, TURN]
   if served:
-    _, found, *_ = protocol.Chat(messages=chat).turns
+    _, found, result, _ = protocol.Chat(messages=chat).turns
   else:
     [one] = examples(write(tmp_path, {"messages": chat}), kind="none")
-    _, found, _ = one.turns
+    _, found, result = one.turns
+  assert result == {"role": "tool", "content": "2"}
   assert found == CALLED | {"content": ""}
 
 

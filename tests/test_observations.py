@@ -170,6 +170,19 @@ def test_a_chat_template_that_prompts_leave_out_is_told(
   assert all("set --config.data.chat=True" in x for x in said)
 
 
+def test_a_date_in_a_chat_template_is_told():
+  c, said = config.with_defaults(dapo.get_config()), []
+  c.data.chat, c.rollout.stop_tokens = True, (END,)
+  dated = TEMPLATE + "{{ strftime_now('%d %b %Y') }}"
+  for template in (dated, "{{ date_string }}" + dated):
+    parts.show_chat_template(c, byte_level(template), said.append)
+  assert "a date in chat_template.jinja" in said[0]
+  assert "template_args=\"date_string='26 Jul 2024'\"" in said[1]
+  c.data.template_args = "date_string='26 Jul 2024'"
+  parts.show_chat_template(c, byte_level(template), said.append)
+  assert len(said) == 2
+
+
 @pytest.mark.parametrize(
     "template, found",
     [

@@ -155,9 +155,10 @@ def test_a_template_of_the_user(own, tok):
   for earlier, system in (
       (before, "Two words."),
       ([instruction, *before], "Be terse."),
+      ([instruction | dict(role="developer"), *before], "Be terse."),
   ):
     turns = templates.messages("1+1?", template, "Unused.", earlier)
-    assert [x["role"] for x in turns] == ["system", "user", "assistant", "user"]
+    assert [x["role"] for x in turns[1:]] == ["user", "assistant", "user"]
     assert turns[0]["content"] == system
   template = templates.choose("own_prompts:ask", "code")
   assert templates.complete("2+2=4", "", template) == BLOCK
@@ -277,6 +278,24 @@ def test_keywords_that_a_chat_template_does_not_read(tok):
   assert templates.unread(tok, ["think"]) == ["think"]
   tok.chat_template = None
   assert templates.unread(tok, ["think"]) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "dated"),
+    [
+        ("{{ strftime_now('%Y') }}", True),
+        ("{% set d = d or strftime_now('%d %b %Y') %}{{ d }}", True),
+        ("{{ date_string or strftime_now('%Y-%m-%d') }}", True),
+        ("{% if tools %}{{ strftime_now('%Y') }}{% endif %}", False),
+        ("{{ messages[-1].content }}", False),
+        (None, False),
+    ],
+)
+def test_a_template_with_the_date_of_today(tok, template, dated):
+  tok = copy.copy(tok)
+  tok.chat_template = template
+  assert templates.is_dated(tok, {}) == dated
+  assert not templates.is_dated(tok, dict(date_string="26 Jul 2024"))
 
 
 def test_reserved_tokens(tok):

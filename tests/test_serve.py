@@ -494,7 +494,7 @@ def test_no_message_vanishes(engine):
   assert [prompt("developer").text for _ in "ab"] == ["1+2="] * 2
   assert prompt("developer").kept[0]["role"] == "developer"
   assert len(said) == 1 and "'developer'" in said[0]
-  for role in ("critic", "assistant", "function"):
+  for role in ("critic", "assistant", "tool"):
     with pytest.raises(protocol.ApiError, match=f"the role '{role}'"):
       prompt(role)
 

@@ -212,7 +212,7 @@ def test_a_closed_thought_is_not_opened_again(thinker):
   assert "enable_thinking=True" in reason
 
 
-@pytest.mark.parametrize("end", ["<|e|>", " <|e|>\n", "<|im_end|>\n", ""])
+@pytest.mark.parametrize("end", ["<|e|>", " <|e|>\n", "<|im_end|>\n<|e|>", ""])
 def test_what_ended_a_response_is_no_part_of_a_row(thinker, end):
   """EOS, or the token that ends a turn of the chat template."""
   given = [

@@ -145,6 +145,8 @@ def in_form(turn: dict[str, Any]) -> dict[str, Any]:
     Unclear: the content is no text.
   """
   turn = {name: x for name, x in turn.items() if x is not None}
+  if turn.get("role") == "function":  # the former name, as of function_call
+    turn["role"] = "tool"
   if call := turn.pop("function_call", None):
     turn.setdefault("tool_calls", [dict(type="function", function=call)])
   if calls := turn.pop("tool_calls", None):

@@ -166,10 +166,12 @@ class RowBuilder:
     return render(turns), turns, [screening.RENAMED]
 
   def _before_end(self, response: str) -> str:
-    """The response without the token that ended it, and blanks after that."""
+    """The response without the tokens that ended it, and blanks after that."""
     text = response.rstrip()
-    end = next((x for x in self._ends if text.endswith(x)), "")
-    return text.removesuffix(end) if end else response
+    while end := next((x for x in self._ends if x and text.endswith(x)), ""):
+      response = text.removesuffix(end)
+      text = response.rstrip()
+    return response
 
   def _response_fault(self, text: str) -> Fault | None:
     ids, limit = self._encode(text), self._rollout.max_tokens

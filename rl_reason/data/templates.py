@@ -12,6 +12,7 @@ first style of their kind.
 """
 
 import ast
+import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -227,7 +228,7 @@ def messages(
   first = [x for x in made if x["role"] == "system"]
   if system and not first:
     first = [dict(role="system", content=system)]
-  if any(x["role"] == "system" for x in earlier):
+  if any(x["role"] in ("system", "developer") for x in earlier):
     first = []
   rest = [x for x in made if x["role"] != "system"]
   return [*first, *(dict(x) for x in earlier), *rest]
@@ -271,8 +272,8 @@ def render(
         break
   raise PromptError(
       "the tokenizer's chat template refuses this"
-      f" ({type(refusal).__name__}: {refusal}): correct data.template_args,"
-      " set data.system = '', or data.chat = False"
+      f" ({type(refusal).__name__}: {refusal}): give messages that it takes,"
+      " correct data.template_args, set data.system = '', or data.chat = False"
   ) from refusal
 
 
@@ -478,6 +479,17 @@ def unread(tok, names: Iterable[str]) -> list[str]:
   except (ValueError, jinja2.TemplateError):  # none, or one that never renders
     return []
   return [name for name in names if name not in mentioned]
+
+
+def is_dated(tok, args: Mapping[str, Any]) -> bool:
+  """Whether prompts of the chat template have the date of today."""
+  if unread(tok, ["strftime_now"]) or "date_string" in args:
+    return False
+  try:
+    text = render([dict(role="user", content="1+1?")], tok, chat=True)
+  except PromptError:
+    return False
+  return str(datetime.date.today().year) in text
 
 
 def end_of_turn(tok, args: Mapping[str, Any]) -> str:

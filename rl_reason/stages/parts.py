@@ -99,6 +99,18 @@ def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
 def show_chat_template(c, tok: Any, say: Callable[[str], None]) -> None:
   """Says how prompts and the chat template of a checkpoint do not fit."""
   show_end_of_turn(c, tok, say)
+  args = templates.arguments(c.data.template_args)
+  if c.data.chat and templates.is_dated(tok, args):
+    field = not templates.unread(tok, ["date_string"])
+    remedy = (
+        "--config.data.template_args=\"date_string='26 Jul 2024'\""
+        if field
+        else "a date in chat_template.jinja next to tokenizer.json"
+    )
+    say(
+        "warning: data.chat: the chat template writes the date of today, so"
+        f" that prompts of another day are other prompts: set {remedy}"
+    )
   if c.model.path and not c.data.chat and getattr(tok, "chat_template", None):
     say(
         "data.chat = False: the tokenizer has a chat template, and prompts are"
