@@ -180,7 +180,6 @@ def programs() -> dict[str, tuple[Callable, Callable[[int], tuple]]]:
         queue,
         rows,
         cfg=cfg,
-        group_size=group,
         eos=-1,
         filters=None,
         bursts=bursts,

@@ -147,9 +147,7 @@ def get_config():
       enabled=field(False, needs=RL),
       max_rounds=number(10, low=1, needs=ENABLED),  # of generation
       batches=number(1, low=1, needs=ENABLED),  # of responses in a round
-      shortfall=choice(  # after max_rounds
-          "pad", "raise", needs=f"{ENABLED} or rollout.partial_across_steps"
-      ),
+      shortfall=choice("pad", "raise", needs=ENABLED),  # after max_rounds
   )
   c.reward = section(
       "reward",

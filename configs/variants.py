@@ -1,9 +1,8 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
-controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
-models, serving, generated data: see docs/algorithms.md; environments:
-docs/environments.md.
+controllers, shaped rewards, other critics, LoRA, reward models, serving,
+generated data: see docs/algorithms.md; environments: docs/environments.md.
 """
 
 from rl_reason.base.config import at
@@ -68,29 +67,6 @@ def add(c) -> None:
           needs="a reader of types",
       ),
       **FILTERS,  # off-policy: an error without rollout.allow_filters
-      partial_groups=number(  # that a round may leave unfinished
-          0,
-          low=0,
-          needs="dynamic_sampling.enabled or rollout.partial_across_steps",
-          not_with={
-              "rollout.group_sizes.name": (
-                  "groups of different sizes cannot be continued"
-              ),
-              "reward.shuffle": (
-                  "the number of rounds depends on which responses are correct"
-              ),
-          },
-      ),
-      partial_across_steps=field(  # they continue in the next step
-          False,
-          needs="rollout.partial_groups",
-          not_with={
-              "rl.staleness": (
-                  "responses would be of more policies than the age of a row"
-                  " can tell"
-              ),
-          },
-      ),
       # Groups of earlier steps in each batch, in place of new ones.
       replay=number(
           0,
@@ -98,7 +74,6 @@ def add(c) -> None:
           not_with={
               "dynamic_sampling.surplus": "both would begin the next batch",
               "rl.staleness": "batches in flight would be without them",
-              "rollout.partial_across_steps": "no row has one policy",
               "rollout.group_sizes.name": (
                   "groups of different sizes do not fill the same places"
               ),

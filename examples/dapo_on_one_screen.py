@@ -93,7 +93,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
   refill = dict(batch=batch, group_size=group, enabled=True, max_rounds=10)
   refill |= dict(surplus="discard", shortfall="pad")
 
-  def sample_round(_):
+  def sample_round():
     """Samples and grades the next prompts."""
     drawn = [next(prompt_stream)[0] for _ in range(batch // group)]
     ids, rows = zip(*drawn, strict=True)

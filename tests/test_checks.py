@@ -54,10 +54,6 @@ STALE = {
         "dynamic_sampling.enabled": True,
         "dynamic_sampling.surplus": "keep",
     },
-    "rollout.partial_across_steps": {
-        "rollout.partial_groups": 2,
-        "rollout.partial_across_steps": True,
-    },
     "rl.staleness": {"rl.staleness": 1},
     "rollout.replay": {"rollout.replay": 1, "correction.name": "truncate"},
 }
@@ -66,7 +62,6 @@ INTERRUPT = {
     "environment.turn_tokens": 8,
     "environment.phrase": "#",
 }
-PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
 VLLM = {
     "rollout.engine.name": "vllm",
@@ -196,12 +191,6 @@ FILES = {
             | {"dynamic_sampling.enabled": True},
             "an older policy: use 'discard'",
         ),
-        (
-            PARTIAL
-            | {"advantage.name": "optimal_token_baseline"}
-            | {"rollout.partial_across_steps": True},
-            "an older policy: use False",
-        ),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
             {"critic.fallback": True},
@@ -268,35 +257,14 @@ FILES = {
         (FILES | {"data.train": "aime24"}, "set data.allow_benchmarks = True"),
         (FILES | {"data.system": "Think."}, "does nothing without data.chat"),
         (
-            {"rollout.partial_across_steps": True},
-            "does nothing without rollout.partial_g",
-        ),
-        (
-            {"rollout.partial_groups": 2},
-            "without dynamic_sampling.enabled or rol",
-        ),
-        (
-            PARTIAL | {"rollout.group_sizes.name": "by_length"},
-            "not with rollout.group_sizes.name = 'by_length'",
-        ),
-        (
-            PARTIAL | {"rollout.slots": 4},
-            "2 groups of 8 do not fit into 4 slots: lower it, or raise",
-        ),
-        (PARTIAL | {"reward.shuffle": True}, "not with reward.shuffle = True"),
-        (PARTIAL | {"reward.functions": "a/b*1"}, "reward models score whole"),
-        (
             {"rollout.group_sizes.name": "by_length"}
             | {"rollout.group_sizes.args.least": 9},
             "must not exceed rollout.group_size = 8",
         ),
-        *[
-            ({"rl.staleness": 1} | STALE[name], f"{name} = {value!r}: ")
-            for name, value in (
-                ("dynamic_sampling.surplus", "keep"),
-                ("rollout.partial_across_steps", True),
-            )
-        ],
+        (
+            {"rl.staleness": 1} | STALE["dynamic_sampling.surplus"],
+            "dynamic_sampling.surplus = 'keep': ",
+        ),
         (
             {"rl.staleness": 1, "correction.name": "truncate"},
             "set rl.old_logps = 'trainer'",

@@ -47,7 +47,7 @@ class Rounds:
   def __init__(self, *rounds):
     self.rounds, self.calls = list(rounds), 0
 
-  def __call__(self, goes_on):
+  def __call__(self):
     self.calls += 1
     return self.rounds.pop(0)
 

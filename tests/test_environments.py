@@ -210,14 +210,6 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
             {"environment.name": "guess", "reward.outcome.name": "cosine"},
             "environment gives",
         ),
-        (
-            {
-                "environment.name": "guess",
-                "rollout.partial_groups": 2,
-                "dynamic_sampling.signal": "reward",
-            },
-            "would have to keep its environment",
-        ),
     ],
 )
 def test_a_config_that_cannot_work(fields, text):

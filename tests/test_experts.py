@@ -153,10 +153,6 @@ def test_balance_by_hand():
         ({"model.remat": "auto"}, "of experts: use 'none', 'dots', 'sqrt' or"),
         ({"lora.rank": 2}, "lora.targets = .*: experts have no factors"),
         (
-            {"rollout.partial_groups": 1, "dynamic_sampling.enabled": True},
-            "rollout.partial_groups = 1: the choices of an older",
-        ),
-        (
             {
                 "rollout.engine.name": "vllm",
                 "rollout.engine.args.model": "x",

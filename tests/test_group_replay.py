@@ -60,7 +60,7 @@ def test_groups_leave_when_they_are_too_old():
   assert ids(experience.without_padding(drawn)) == [0, 2]
 
   # The next batch has these, a step older, and two new ones.
-  def collect(goes_on):
+  def collect():
     return rows(4, SIGNAL, SIGNAL)
 
   batch, _, _ = dynamic_sampling.fill_batch(

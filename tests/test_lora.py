@@ -204,6 +204,3 @@ def test_a_sampler_that_is_another_policy_is_named():
   (line,) = rules.broken(c, cautions.off_policy(c))
   assert "an engine in bfloat16 rounds most" in line
   c.rollout.engine.name, c.lora.rank = "own", 0
-  c.rollout.partial_across_steps = True
-  lines = [*rules.broken(c, cautions.off_policy(c))]
-  assert len(lines) == 1 and "a bias towards short responses" in lines[0]

@@ -73,7 +73,6 @@ MISTAKES = [
     ({"dynamic_sampling.signal": "correctness"}, "no verifier: use 'auto'"),
     ({"rollout.retire_after": 2}, "no verifier: leave it at 0"),
     ({"loss.positive_nll": 0.1}, "no verifier: leave it at 0"),
-    ({"rollout.partial_groups": 2}, "let dynamic_sampling.signal be"),
 ]
 
 
@@ -107,7 +106,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   assert by_reward(unknown).tolist() == [False, False, True]
   # Two rounds give the batch of two groups; only those with signal are in it.
   batch, _, metrics = dynamic_sampling.fill_batch(
-      lambda _: rows,
+      lambda: rows,
       None,
       batch=4,
       group_size=2,

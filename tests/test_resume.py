@@ -42,15 +42,6 @@ ALL_STATE = RARE | dict(
     kl__coef=0.1,
     kl__controller=dict(name="adaptive", args=dict(target=1.0, horizon=100)),
 )
-PARTIAL = dict(
-    rollout__slots=8,
-    rollout__partial_groups=2,
-    rollout__partial_across_steps=True,
-    rollout__types="pass_rate",
-    advantage__groups="type",
-    dynamic_sampling__enabled=False,
-    rl__steps=3,
-)
 
 
 def outcome(workdir, stage):
@@ -145,19 +136,6 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
   assert fields <= set(resume_rules.FREE)
-
-
-@pytest.mark.slow
-def test_partial_rollouts_resume(tmp_path):
-  """Groups that a round left unfinished are in the checkpoint, too.
-
-  So are the pass rates, by which the advantages compare responses.
-  """
-  host, (metrics, _) = assert_same(
-      tmp_path, run_rl, "rl", PARTIAL, dict(stop_at=1), Stopped
-  )
-  assert len(host["prompts"]["averages"]) > 10
-  assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 
 @pytest.mark.parametrize(

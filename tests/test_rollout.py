@@ -423,11 +423,11 @@ def test_sampler_and_trainer_agree_over_many_blocks(long):
   assert long.lengths_B.max() > 128 and gap.max() <= 1e-4
 
 
-# --- partial rollouts --------------------------------------------------------
+# --- continued responses -----------------------------------------------------
 
 
 def stop(whole, lengths_B):
-  """Partial rollouts: responses cut off after so many tokens."""
+  """Responses cut off after so many tokens."""
   lengths_B = np.minimum(lengths_B, whole.lengths_B)
   so_far_BT = np.arange(whole.mask_BT.shape[1]) < lengths_B[:, None]
   ended_B = lengths_B == whole.lengths_B
@@ -491,7 +491,7 @@ def test_a_cache_of_few_slots_is_continued():
 
 
 @pytest.mark.slow
-def test_another_policy_resumes_partial_rollouts(long):
+def test_another_policy_continues_responses(long):
   """Tokens so far and their log-probs stay; the rest is the other policy's."""
   other = tiny.params(1)
   part, ended_B = stop(long, np.full(128, 5))
@@ -503,25 +503,6 @@ def test_another_policy_resumes_partial_rollouts(long):
   gap = np.abs(trainer_logps(rows, other) - rows.logps_BT) * rows.mask_BT
   gap[ended_B] = 0
   assert gap[:, 5:].max() <= 1e-4 < 1e-2 < gap[:, :5].max()
-
-
-@pytest.mark.slow
-def test_a_stream_yields_when_few_groups_are_unfinished(long):
-  """Left at that point, the partial rollouts resume to the same tokens."""
-  static = tiny.SAMPLER | dict(max_tokens=LONG, group_size=8, eos=-1)
-  parts = sampler.stream(
-      *(tiny.params(), tiny.prompts(16), KEY, 1.0),
-      limits_B=tails(),
-      yield_when_unfinished_groups=9,
-      **static,
-  )
-  for part in parts:
-    left = (~np.asarray(part.ended_B).reshape(-1, 8).all(1)).sum()
-    if left <= 9:
-      break
-  assert 0 < left <= 9
-  got = sample_long(resumed=part.with_arrays(jax.device_get))
-  np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
 
 
 # --- the rule of the queue ---------------------------------------------------

@@ -112,7 +112,7 @@ def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
   )
   rounds = iter([rows_of([10, 11, 12]), rows_of([13, 14])])
   rows, _, _ = dynamic_sampling.fill_batch(
-      sample_log.watch(0, lambda weights, _: next(rounds), "weights"),
+      sample_log.watch(0, lambda weights: next(rounds), "weights"),
       None,
       batch=4 if enabled else 6,
       group_size=2,

@@ -151,7 +151,6 @@ def initial_state(session, params, critic_params, counters):
           "rollout",
           engine=session.rollout_engine,
           batches=c.dynamic_sampling.batches,
-          partial_groups=c.rollout.partial_groups,
       ),
       policy_optimizer=call(optimizers.of_policy, session),
       critic_optimizer=call(optimizers.of_critic, session, c.rl.steps)

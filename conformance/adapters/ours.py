@@ -408,8 +408,7 @@ def chosen_prompts(signal_N, finished_at_N, wanted):
   del finished_at_N  # rows arrive in the order of the prompts
   starts = iter(range(0, len(signal_N), wanted))
 
-  def sample_round(another_round_follows):
-    del another_round_follows
+  def sample_round():
     start = next(starts)
     prompts = range(start, min(start + wanted, len(signal_N)))
     correct_B = [x for n in prompts for x in (1.0, float(not signal_N[n]))]

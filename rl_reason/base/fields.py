@@ -125,10 +125,15 @@ _PRIORITY = (
     "data.curriculum and rollout.retire_after are closest, with"
     " dynamic_sampling.enabled"
 )
+_PARTIAL = (
+    "rl.staleness, which samples ahead while the policy learns, is closest"
+)
 # Fields of earlier versions whose feature was taken out.
 REMOVED = {
     "covariance.name": Removed("none", _COVARIANCE),
     "covariance.args": Removed({}, _COVARIANCE),
+    "rollout.partial_groups": Removed(0, _PARTIAL),
+    "rollout.partial_across_steps": Removed(False, _PARTIAL),
     "rollout.priority.name": Removed("none", _PRIORITY),
     "rollout.priority.args": Removed({}, _PRIORITY),
     "critic.fallback": Removed(

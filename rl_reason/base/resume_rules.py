@@ -199,10 +199,6 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return True
     if name == "rl.steps":
       return not (reads_progress(new) or new.get("rounds.count"))
-    if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
-      return False  # the shards decide which groups are complete in time
-    if name == "rollout.slots" and new.get("rollout.partial_groups"):
-      return False  # and so do the slots
     if name == "data.programs" and new.get("task.name") != "files":
       return True  # only rows of files have programs
     if is_shape(name) and new.get("model.path"):

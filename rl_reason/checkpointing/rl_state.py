@@ -17,9 +17,8 @@ class RLState:
   Attributes:
     policy: parameters (or LoRA factors) and optimizer of the policy.
     critic: of the critic; None without one.
-    collector: `collect.RolloutCollector`; holds the prompt stream, the running
-      statistics of reward models and, with partial rollouts, the groups that
-      are not finished.
+    collector: `collect.RolloutCollector`; holds the prompt stream and the
+      running statistics of reward models.
     kept: surplus groups with signal for the next batch; None if discarded.
     history: of recent steps; None unless the advantage asks for it.
     coefs: coefficients in the loss, which controllers may move: 'kl' and
@@ -54,11 +53,7 @@ class RLState:
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
-    on_host: dict[str, Tree] = dict(
-        kept=self.kept,
-        history=self.history,
-        unfinished=self.collector.unfinished,
-    )
+    on_host = on_host_arrays(self.kept, self.history)
     if self.ahead is not None:
       on_host["ahead"] = self.ahead.arrays()
     if self.replay is not None:
@@ -97,7 +92,6 @@ class RLState:
     arrays = unnamed(arrays)
     self.kept = sharding.fetch(arrays["kept"])
     self.history = sharding.fetch(arrays["history"])
-    self.collector.unfinished = sharding.fetch(arrays["unfinished"])
     self.collector.prompts.set_state(host["prompts"])
     self.collector.rewards.set_state(host.get("scores", {}))
     self.coefs, self.counters = host["coefs"], host["counters"]
@@ -119,6 +113,11 @@ class RLState:
     """Ends the thread that samples ahead, if there is one."""
     if self.ahead is not None:
       self.ahead.close()
+
+
+def on_host_arrays(kept: Experience | None, history: Tree) -> dict[str, Tree]:
+  """Arrays on the host by name; all checkpoints have an entry `unfinished`."""
+  return dict(kept=kept, history=history, unfinished=None)
 
 
 # The name of Rollouts.record in checkpoints.

@@ -148,9 +148,3 @@ def off_policy(c) -> Iterator[Rule]:
         "nothing corrects for the age of the policy that sampled;"
         " correction.name = 'truncate' does"
     )
-  if r.partial_across_steps:
-    yield "rollout.partial_across_steps", (
-        "fills batches with the responses that finish first, a bias towards"
-        " short responses; the tokens of long ones come partly from an older"
-        " policy"
-    )

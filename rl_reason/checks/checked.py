@@ -48,7 +48,6 @@ RULES = (
     rl_rules.rewards,
     rl_rules.process,
     rl_rules.rollouts,
-    rl_rules.partial_groups,
     rl_rules.packing,
     rl_rules.replay,
     rl_rules.engine,

@@ -112,11 +112,6 @@ def environment(c) -> Iterator[Rule]:
         "end a response of one turn: name the texts that end a turn in"
         " environment.stop_strings"
     )
-  if c.rollout.partial_groups:
-    yield "rollout.partial_groups", (
-        "an unfinished trajectory would have to keep its environment until the"
-        " next round: set it to 0"
-    )
   if c.reward.process != "none":
     yield "reward.process", (
         "an environment rewards its turns, which are the steps: leave it at"

@@ -177,7 +177,6 @@ def off_policy_fields(c) -> list[str]:
   """
   sources = {
       "dynamic_sampling.surplus": c.dynamic_sampling.surplus == "keep",
-      "rollout.partial_across_steps": c.rollout.partial_across_steps,
       "rl.staleness": c.rl.staleness,
       "rollout.replay": c.rollout.replay,
       "updates.minibatches": c.updates.minibatches > 1,

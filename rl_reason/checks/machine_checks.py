@@ -126,7 +126,6 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   sampled = {
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
-      "rollout.partial_groups": r.partial_groups,
       "rollout.replay": r.replay,
   }
   pairs = c.reward_model.batch if stage == "reward_model" else 0
@@ -142,7 +141,7 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
   split = axes.of_batch(sizes)
-  groups = "rollout.batch", "rollout.partial_groups", "rollout.replay"
+  groups = "rollout.batch", "rollout.replay"
   for count, batches in by_count:
     for name, rows in batches.items():
       if rows % count:

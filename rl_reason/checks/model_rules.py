@@ -104,10 +104,6 @@ def experts(c) -> Iterator[Rule]:
   if not r.replay_routing:
     return
   remedy = "leave it out, or set rollout.replay_routing = False"
-  if r.partial_groups:
-    yield "rollout.partial_groups", (
-        f"the choices of an older policy in a response are not kept: {remedy}"
-    )
   if r.engine.name != "own":
     yield "rollout.engine.name", f"engines return no routes: {remedy}"
   if facts.environment(c):

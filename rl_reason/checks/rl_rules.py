@@ -99,35 +99,12 @@ def replay(c) -> Iterator[Rule]:
     )
 
 
-def partial_groups(c) -> Iterator[Rule]:
-  """Unfinished groups wait in slots of the sampler until the next round."""
-  r, name = c.rollout, "rollout.partial_groups"
-  if not r.partial_groups:
-    return
-  slots = r.slots or r.batch
-  if r.partial_groups * r.group_size > slots:
-    yield name, (
-        f"{r.partial_groups} groups of {r.group_size} do not fit into {slots}"
-        " slots: lower it, or raise rollout.slots"
-    )
-  if facts.reward_models(c):
-    yield name, (
-        "reward models score whole batches, and rounds then have any number of"
-        " rows: set it to 0, or leave them out of reward.functions"
-    )
-  if not r.partial_across_steps and facts.by_reward(c):
-    yield name, (
-        "whether another round follows depends on which responses are correct:"
-        " set it to 0, or let dynamic_sampling.signal be 'correctness'"
-    )
-
-
 def engine(c) -> Iterator[Rule]:
   """What samples: our sampler, devices of its own, or another engine."""
   other = c.rollout.engine.name != "own"
-  for name in ("weights", "cache", "partial_groups", "stop_strings"):
+  for name in ("weights", "cache", "stop_strings"):
     value = c.rollout[name]
-    if other and value not in ("same", 0, ()):
+    if other and value not in ("same", ()):
       yield f"rollout.{name}", (
           f"{value!r} is for the sampler of this package: leave the field out,"
           " or set rollout.engine.name = 'own'"
@@ -275,7 +252,6 @@ def _continuations(c) -> Iterator[Rule]:
   for field, value, off in (
       ("rollout.engine.name", r.engine.name, "own"),
       ("rollout.group_sizes.name", r.group_sizes.name, "equal"),
-      ("rollout.partial_groups", r.partial_groups, 0),
       ("rollout.replay_routing", r.replay_routing, False),
       ("reward.shuffle", c.reward.shuffle, False),
       ("reward.process", c.reward.process, "rewards"),
@@ -327,11 +303,6 @@ def advantages(c) -> Iterator[Rule]:
             "dynamic_sampling.surplus",
             c.dynamic_sampling.surplus == "keep",
             "discard",
-        ),
-        (
-            "rollout.partial_across_steps",
-            c.rollout.partial_across_steps,
-            False,
         ),
     ):
       if older:
@@ -413,9 +384,8 @@ def loss(c) -> Iterator[Rule]:
         "has no ratio, so it is correct only on-policy, and the run is"
         f" off-policy with {', '.join(late)}: set updates.minibatches = 1,"
         " updates.epochs = 1, dynamic_sampling.surplus = 'discard',"
-        " rollout.partial_across_steps = False, rl.staleness = 0 and"
-        " rollout.replay = 0; or use ppo, whose ratio corrects for the policy"
-        " that sampled"
+        " rl.staleness = 0 and rollout.replay = 0; or use ppo, whose ratio"
+        " corrects for the policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":

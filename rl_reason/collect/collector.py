@@ -54,7 +54,6 @@ class RolloutCollector:
   Attributes:
     prompts: the stream of prompts.
     clock: laps 'gen' and 'score' of the training loop.
-    unfinished: partial rollouts; None: rounds leave none.
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
     stats: counts of the responses since then.
@@ -90,7 +89,6 @@ class RolloutCollector:
     )
     self.doubtful = Doubtful(task)
     self.held: list[checksums.Answer] = []
-    self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key
     self._group_size, self._group_sizes = group_size, group_sizes
@@ -123,15 +121,12 @@ class RolloutCollector:
       self,
       weights: Tree,
       on_dispatch: Callable[[], None] = lambda: None,
-      another_round_follows: Callable[[int, int], bool] = lambda *_: False,
   ) -> Experience:
     """Samples, grades and scores one round of prompts.
 
     Args:
       weights: sampler weights, of `RolloutEngine.weights`.
       on_dispatch: called as soon as the device has work.
-      another_round_follows: see `dynamic_sampling.fill_batch`; only partial
-        rollouts read it.
 
     Returns:
       the groups of the round in the order of their prompts.
@@ -148,7 +143,7 @@ class RolloutCollector:
 
     # Sample, and grade responses as they finish while others still decode.
     parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
-    rollouts, _, grader, scores = self._grade(parts, rows_B)
+    rollouts, grader, scores = self._grade(parts, rows_B)
 
     # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
@@ -163,15 +158,11 @@ class RolloutCollector:
     return experience
 
   def _grade(
-      self,
-      parts: Iterator[Sampled],
-      rows_B: list[Row],
-      stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
-  ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
+      self, parts: Iterator[Sampled], rows_B: list[Row]
+  ) -> tuple[Rollouts, Any, RewardRound]:
     """Grades responses as they finish, while others are still being sampled.
 
-    `stops` ends sampling early. Returns the responses, whether each has
-    finished, their grader and scores.
+    Returns the responses, their grader and scores.
     """
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
@@ -179,13 +170,11 @@ class RolloutCollector:
       for rollouts, finished_B, *_ in parts:
         grader.submit(rollouts, finished_B)
         scores.submit(rollouts, finished_B)
-        if stops(grader, finished_B):
-          break
       self.clock.lap("gen")
       grader.wait()
       scores.wait()
     self.failures += grader.failures + scores.failures
-    return rollouts, finished_B, grader, scores
+    return rollouts, grader, scores
 
   def _grader(self, rows_B: list[Row]) -> Any:
     """The grader of a round."""

@@ -1,8 +1,8 @@
 """Returns of prefixes by rollouts: VinePPO (arXiv:2410.01679, section 4).
 
 The value of a prefix is the mean return of responses that the policy of the
-step samples from it. The sampler continues a prefix as it continues a partial
-rollout (`rollout.continuation`); verifier and reward functions judge the whole
+step samples from it. The sampler continues a prefix (`rollout.continuation`);
+verifier and reward functions judge the whole
 response, as they judge any other.
 """
 
@@ -130,7 +130,7 @@ class ContinuingCollector(RolloutCollector):
         resumed=Sampled(begun, ~is_real_B),
         group_size=count,
     )
-    rollouts, _, grader, scores = self._grade(parts, rows_B)
+    rollouts, grader, scores = self._grade(parts, rows_B)
     continued = self._experience(rollouts, grader.correct_B, rows_B)
     continued = self._score(continued, scores.scores_UB, rows_B)
 

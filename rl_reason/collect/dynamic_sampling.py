@@ -115,7 +115,7 @@ def in_every_step(signal: Callable[[Experience], np.ndarray]):
 
 
 def fill_batch(
-    sample_round: Callable[[Callable[[int, int], bool]], Experience],
+    sample_round: Callable[[], Experience],
     kept: Experience | None,
     *,
     batch: int,
@@ -129,10 +129,7 @@ def fill_batch(
   """Samples rounds of prompts until a training batch is full.
 
   Args:
-    sample_round: samples and grades the next round of prompts. Its argument is
-      a function of the (groups with signal, unfinished groups) of the round,
-      which returns whether another round certainly follows: a round may then
-      leave its unfinished groups to the next one (see `partial_rollouts`).
+    sample_round: samples and grades the next round of prompts.
     kept: groups with signal that did not fit into the previous batch (padding
       allowed), or None.
     batch: rows of the batch.
@@ -160,13 +157,9 @@ def fill_batch(
     count = len(old.age_B)
     with_signal = num_kept = len(groups(old.rollouts.ids_B))
 
-  def another_round_follows(known: int, unfinished: int) -> bool:
-    at_most = count + (known + unfinished) * group_size
-    return enabled and at_most < batch and rounds + 1 < max_rounds
-
   # Sample rounds until enough groups have signal (usually 0 < accuracy < 1).
   while count < batch and rounds < (max_rounds if enabled else 1):
-    rows = sample_round(another_round_follows)
+    rows = sample_round()
     rounds += 1
     tokens += int(rows.rollouts.mask_BT.sum())
     accuracy_N = accuracy(rows)

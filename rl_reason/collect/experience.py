@@ -1,6 +1,6 @@
 """Rows of experience on the host: groups, selection, padding, concatenation.
 
-Packing, dynamic sampling, partial rollouts and the collectors share these
+Packing, dynamic sampling and the collectors share these
 functions of NumPy arrays. Rows of a group are adjacent and share an id.
 """
 
@@ -98,8 +98,7 @@ def graded(
 def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
   """Rows with old log-probs: those of pi_old, the policy before the update.
 
-  Tokens of an older policy keep their log-probs, by the trainer in kept groups
-  and by the sampler in partial rollouts.
+  Tokens of an older policy keep their log-probs.
 
   Args:
     rows: graded.

@@ -153,12 +153,12 @@ class SampleLog:
 
   def watch(
       self, step: int, collect: Callable[..., Experience], *args: Any
-  ) -> Callable[..., Experience]:
+  ) -> Callable[[], Experience]:
     """Wraps `collect` so that the first extreme groups are kept for `log`."""
     self._extremes[step] = {}
 
-    def sample_round(*round_args: Any) -> Experience:
-      rows = collect(*args, *round_args)
+    def sample_round() -> Experience:
+      rows = collect(*args)
       self.keep_extremes(step, rows)
       return rows
 

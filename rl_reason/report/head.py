@@ -278,8 +278,6 @@ def _steps(f: _Fields) -> str:
   out = f"{f['rl.steps']:,} of RL"
   if f["rl.staleness"]:
     out += f"; sampling at most {f['rl.staleness']} steps ahead"
-  if f["rollout.partial_across_steps"]:
-    out += "; partial rollouts"
   return f"{out}; seed {f['seed']}"
 
 

@@ -1,8 +1,7 @@
-"""Continues partial rollouts: responses that an earlier call began.
+"""Continues responses that an earlier call began.
 
-Kimi k1.5 (arXiv:2501.12599, section 2.6.2). `Sampler.start` calls `resume` if
-it gets partial rollouts, perhaps with their cache; no other rollout executes
-this module.
+`Sampler.start` calls `resume` if it gets such responses, perhaps with their
+cache; no other rollout executes this module.
 
 Shapes here: as in `sampler`, R rows of the queue; B decode slots.
 """

@@ -124,11 +124,10 @@ def decode(
     slots: Slots,
     *,
     cfg: decoder.ModelConfig,
-    group_size: int,
     eos: Any,
     filters: Filters | None,
     bursts: int = CHUNK,
-) -> tuple[Queue, Slots, tuple[Array, Array]]:
+) -> tuple[Queue, Slots, Array]:
   """`Sampler.decode` of one data shard; keywords are fields of `Sampler`.
 
   `filters` may also have arrays, with a number for each row.
@@ -153,8 +152,7 @@ def decode(
 
   _, queue, slots = jax.lax.while_loop(busy, burst, (0, queue, slots))
   unfinished = end - queue.next_W[0] + jnp.sum(slots.row_B < rows)
-  groups = queue.ended_R.reshape(-1, group_size).all(1).sum()
-  return queue, slots, (unfinished[None], groups[None])
+  return queue, slots, unfinished[None]
 
 
 def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:

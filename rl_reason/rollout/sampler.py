@@ -208,30 +208,26 @@ class Sampler:
 
   def decode(
       self, params: Tree, queue: Queue, slots: Slots
-  ) -> tuple[Queue, Slots, tuple[Array, Array]]:
+  ) -> tuple[Queue, Slots, Array]:
     """Runs CHUNK bursts of decode steps, or fewer if all rows end before.
 
     Each data shard runs its own loop; shards do not wait for each other.
 
     Returns:
-      queue and slots (the arguments may be donated); the largest number of
-      unfinished rows in a shard; and the number of finished groups, if all
-      groups have G rows.
+      queue and slots (the arguments may be donated), and the largest number
+      of unfinished rows in a shard.
     """
     fn = functools.partial(
         decode_loop.decode,
         cfg=self.cfg,
-        group_size=self.group_size,
         eos=self.eos,
         filters=self.filters,
     )
     replicated, rows = sharding.spec(), sharding.spec("batch")
     state = self.specs()
-    run = sharding.by_batch_shard(
-        fn, (replicated, *state), (*state, (rows, rows))
-    )
-    queue, slots, (unfinished_W, groups_W) = run(params, queue, slots)
-    return queue, slots, (unfinished_W.max(), groups_W.sum())
+    run = sharding.by_batch_shard(fn, (replicated, *state), (*state, rows))
+    queue, slots, unfinished_W = run(params, queue, slots)
+    return queue, slots, unfinished_W.max()
 
   def shrink(self, slots: Slots) -> Slots:
     """Halves the slots; at most half of them may be occupied."""
@@ -292,7 +288,6 @@ def stream(
     resumed: Sampled | None = None,
     *,
     keep_cache: bool = False,
-    yield_when_unfinished_groups: int = 0,
     program: Callable[[Sampler, str, Any], Callable] = program,
     on_dispatch: Callable[[], None] = lambda: None,
     **static: Any,
@@ -300,7 +295,7 @@ def stream(
   """Samples G responses to each of N prompts, and yields them as they end.
 
   Each prompt is prefilled once, and its cache is copied to the slots of its G
-  samples. The host reads two counts of each device call, one call late, so the
+  samples. The host reads a count of each device call, one call late, so the
   device never waits for the host.
 
   Args:
@@ -315,12 +310,10 @@ def stream(
     limits_B: int, maximum tokens of each response, at least 1.
     expected_B: expected length of each response; long ones start first. Changes
       no token.
-    resumed: partial rollouts to continue, an item of an earlier stream. Their
+    resumed: responses to continue, an item of an earlier stream. Their
       policy may be another one; with a cache it must be the same.
     keep_cache: whether the last item has the cache; ignored with `slots` or
       `record`.
-    yield_when_unfinished_groups: yields once more when at most this many groups
-      are unfinished; 0: off. Not with sizes_N.
     program: (sampler, name of a method, key of its shapes) -> the method,
       compiled.
     on_dispatch: called as soon as the device has work, and again while it
@@ -346,12 +339,12 @@ def stream(
   queue, slots = start(params, prompts, key, temperature, *rest)
   shards, size = len(queue.next_W), len(slots.row_B)
   counts = last_counts = part = None
-  yielded, wait_for_groups = 0, yield_when_unfinished_groups > 0
+  yielded = 0
   while True:
-    # Read the counts of the call before the last. The last call still runs, so
+    # Read the count of the call before the last. The last call still runs, so
     # the device has work while the host decides.
     if counts is not None:
-      unfinished, groups = map(int, jax.device_get(counts))
+      unfinished = int(jax.device_get(counts))
       on_dispatch()
       if not unfinished:
         break
@@ -363,10 +356,8 @@ def stream(
         size //= 2
       # Snapshot the responses before `decode` donates the queue.
       ended = rows - occupied
-      few = wait_for_groups and count - groups <= yield_when_unfinished_groups
-      if few or ended - yielded >= YIELD_SHARE * rows:
+      if ended - yielded >= YIELD_SHARE * rows:
         part, yielded = Sampled(*finish(prompts, sizes_N, queue)), ended
-        wait_for_groups &= not few
     # Decode before the yield: device and consumer then work at the same time.
     decode = program(sampler, "decode", (count, size))
     queue, slots, new_counts = decode(params, queue, slots)

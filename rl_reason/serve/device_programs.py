@@ -216,7 +216,6 @@ class Programs:
         queue,
         first,
         cfg=self.cfg,
-        group_size=1,
         eos=self.eos,
         filters=rows.filters,
         bursts=1,

@@ -1,7 +1,7 @@
 """The collector of a stage, and sampling ahead, as a config describes them.
 
 A collector draws prompts, samples responses and grades them; which class does
-so depends on turns, continuations and partial rollouts.
+so depends on turns and continuations.
 """
 
 import pathlib
@@ -22,7 +22,6 @@ from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.group_replay import GroupReplay
-from rl_reason.collect.partial_rollouts import PartialRolloutCollector
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.pipelines import RowSource
 from rl_reason.data.prompt_stream import PromptStream
@@ -46,7 +45,6 @@ def collector(
     rewards: Rewards,
     environments: Environments | None,
     batches: int = 1,
-    partial_groups: int = 0,
     curriculum: int = 0,
     replayed: int = 0,
 ) -> RolloutCollector:
@@ -61,7 +59,6 @@ def collector(
     rewards: the terms of the reward.
     environments: makes and calls environments; None without.
     batches: batches of responses that a round generates.
-    partial_groups: groups that a round may leave unfinished.
     curriculum: first prompts, which come easiest first.
     replayed: groups of older steps in a batch, of which a round samples fewer.
   """
@@ -106,17 +103,7 @@ def collector(
         steps=c.rl.steps,
         **options,
     )
-  if not partial_groups:
-    return RolloutCollector(prompts, engine, **options)
-  return PartialRolloutCollector(
-      prompts,
-      engine,
-      unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
-      max_tokens=c.rollout.max_tokens,
-      across_steps=c.rollout.partial_across_steps,
-      num_shards=sharding.num_shards(engine.mesh, "batch"),
-      **options,
-  )
+  return RolloutCollector(prompts, engine, **options)
 
 
 def empty_rows(c, rows: int) -> Experience:

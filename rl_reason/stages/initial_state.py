@@ -4,7 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import RLState, named
+from rl_reason.checkpointing.rl_state import (
+    RLState,
+    named,
+    on_host_arrays,
+)
 from rl_reason.checks import facts
 from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
@@ -84,14 +88,8 @@ def abstract_arrays(c, model: Model) -> Tree:
         critic.table(critic_cfg),
         *optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps),
     )
-  unfinished = None
-  if c.rollout.partial_groups:
-    rows = c.rollout.partial_groups * c.rollout.group_size
-    unfinished = collectors.empty_rows(c, rows)
   kept, history = _no_rows(c)
-  on_host: dict[str, Tree] = dict(
-      kept=kept, history=history, unfinished=unfinished
-  )
+  on_host = on_host_arrays(kept, history)
   if c.rl.staleness:
     on_host["ahead"] = collectors.no_batches(c)
   if (replay := collectors.group_replay(c)) is not None:

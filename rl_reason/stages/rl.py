@@ -142,7 +142,6 @@ def train(
         ),
         environments=environments,
         batches=c.dynamic_sampling.batches,
-        partial_groups=c.rollout.partial_groups,
         curriculum=c.data.curriculum,
         replayed=c.rollout.replay,
     )

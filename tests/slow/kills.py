@@ -31,11 +31,6 @@ FLAGS = (
     "--config.evaluate.every=0",
 )
 KEEP = ("--config.dynamic_sampling.surplus=keep", "--config.updates.epochs=2")
-PARTIAL = (
-    "--config.rollout.slots=16",
-    "--config.rollout.partial_groups=2",
-    "--config.rollout.partial_across_steps=True",
-)
 # Every preset, and what carries state from one step to the next.
 RUNS: dict[str, tuple[str, ...]] = {
     **{
@@ -45,7 +40,6 @@ RUNS: dict[str, tuple[str, ...]] = {
     },
     "dapo": ("--config=configs/dapo.py:smoke", *KEEP),
     "lora": ("--config=configs/dapo.py:smoke", *KEEP, "--config.lora.rank=4"),
-    "partial": ("--config=configs/grpo.py:smoke", *PARTIAL),
 }
 
 

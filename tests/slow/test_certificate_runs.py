@@ -302,9 +302,6 @@ HEALTHY = {
     "lora": LORA,
     "lora, bfloat16": LORA | dict(model__dtype="bfloat16"),
     "lora, int8": LORA | dict(rollout__weights="int8"),
-    "partial rollouts": dict(
-        rollout__partial_groups=4, rollout__partial_across_steps=True
-    ),
     "surplus kept": dict(
         dynamic_sampling__enabled=True,
         dynamic_sampling__surplus="keep",

@@ -21,12 +21,6 @@ def pairs(response, row):
 """
 
 PLACES = {
-    "partial": dict(
-        advantage__name="process_norm",
-        rollout__slots=8,
-        rollout__partial_groups=2,
-        dynamic_sampling__max_rounds=3,
-    ),
     "surplus": dict(
         advantage__name="returns_by_turn",
         reward__process="potentials",

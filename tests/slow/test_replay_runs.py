@@ -66,12 +66,6 @@ KINDS = {
     ),
     "history": dict(advantage__name="temporal", updates__minibatches=2),
     "lora": dict(lora__rank=2, kl__kind="k2", kl__coef=0.1),
-    "partial": dict(
-        rollout__slots=8,
-        rollout__partial_groups=2,
-        rollout__partial_across_steps=True,
-        dynamic_sampling__enabled=False,
-    ),
     "ahead": dict(rl__staleness=1, updates__minibatches=2),
     "environment": dict(
         task__name="guess",

@@ -1,4 +1,4 @@
-"""Slots, caches and partial rollouts at sizes that take longer."""
+"""Slots, caches and continued responses at sizes that take longer."""
 
 import numpy as np
 import pytest
@@ -51,5 +51,5 @@ def test_an_int8_cache_samples_from_a_policy_that_is_near():
 
 @pytest.mark.parametrize("slots", [128, 16])
 def test_resumed_rollouts_have_the_same_tokens_in_slots(slots, long):
-  """In 16 slots most partial rollouts start again."""
+  """In 16 slots most responses start again."""
   r.test_resumed_rollouts_have_the_same_tokens(long, slots)
