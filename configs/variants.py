@@ -157,7 +157,7 @@ def add(c) -> None:
   )
   extend(
       "reward",
-      outcome=function("outcome", "correctness"),  # or cosine
+      outcome=function("outcome", "correctness"),
       length_penalty=function("length_penalty"),  # logquad
       functions=path(),  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
       # What the numbers of steps are, of functions that judge steps; none: a

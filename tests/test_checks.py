@@ -46,6 +46,7 @@ TWO_MISTAKES = [
     {"kl.controller.name": "adaptive"},  # no target, and nothing reads it
 ]
 MAX_RL = {"advantage.name": "max_rl", "reward.incorrect": 0.0}
+OWN_OUTCOME = "rl_reason.algorithms.rewards:correctness"
 ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
 STALE = {
     "updates.minibatches": {"updates.minibatches": 2},
@@ -116,8 +117,12 @@ FILES = {
             "reward.functions = '' and kl.place = 'loss'",
         ),
         (
-            MAX_RL | {"reward.outcome.name": "cosine"},
+            MAX_RL | {"reward.outcome.name": OWN_OUTCOME},
             "{0, 1}: set reward.outcome.name = 'correctness'",
+        ),
+        (
+            {"reward.outcome.name": "cosine"},
+            "reward.outcome.name = 'cosine': was taken out: reward.length_pen",
         ),
         (
             {"advantage.name": "pass_at_k", "advantage.args.k": 9},

@@ -150,7 +150,7 @@ def test_names_of_functions():
   advantages = set(functions.names("advantage"))
   assert {"group_norm", "gae", "temporal", "hybrid"} <= advantages
   assert {"ppo", "reinforce", "cispo"} <= set(functions.names("surrogate"))
-  assert functions.names("outcome") == ("correctness", "cosine")
+  assert functions.names("outcome") == ("correctness",)
   assert functions.names("kl_controller") == ("fixed", "adaptive")
 
 

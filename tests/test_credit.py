@@ -43,9 +43,12 @@ def test_scores_are_added_with_weights_that_move():
 
 
 def test_an_outcome_by_length():
-  """Half a cosine wave: at half of 10 tokens half-way from 1 to 0."""
-  half = functools.partial(variants.cosine, correct_long=0.0)
-  close(outcome([1, 1, 0], [5, 0, 10], outcome=half), [0.5, 1, -1])
+  """A function of one's own: a correct response loses a tenth per token."""
+
+  def falls(correct_B, lengths_B):
+    return correct_B * (1 - lengths_B / 10)
+
+  close(outcome([1, 1, 0], [5, 0, 10], outcome=falls), [0.5, 1, 0])
 
 
 def test_verdicts_and_the_soft_punishment():

@@ -207,7 +207,12 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
         ({"advantage.name": "returns_by_turn"}, "one turn"),
         ({"environment.name": "guess", "reward.correct": 2.0}, "environment"),
         (
-            {"environment.name": "guess", "reward.outcome.name": "cosine"},
+            {
+                "environment.name": "guess",
+                "reward.outcome.name": (
+                    "rl_reason.algorithms.rewards:correctness"
+                ),
+            },
             "environment gives",
         ),
     ],

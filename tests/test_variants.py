@@ -39,28 +39,6 @@ def test_every_variant_has_numbers_by_hand():
 
 
 @DTYPES
-def test_cosine_by_hand(dtype):
-  """Of 40 tokens: at 0, a half, all, and a quarter; then incorrect ones."""
-  lengths_B = [0, 20, 40, 10, 0, 20, 39, 40, 50]
-  correct_B = [1.0, 1, 1, 1, 0, 0, 0, 0, 0]
-  paper = dict(correct_long=1.0, incorrect_long=0.0)
-  inputs = correct_B, lengths_B, 40, 2.0, -10.0
-  got = variant("cosine", *inputs, dtype=dtype, **paper)
-  quarter = (1 + np.cos(np.pi / 4)) / 2
-  last = -10 * (1 + np.cos(np.pi * 39 / 40)) / 2
-  wanted = [2, 1.5, 1, 1 + quarter, -10, -5, last, -10, -10]
-  close(got, wanted, rtol=1e-5, atol=1e-5)
-  # By default both fall to 0; with equal ends length does not count.
-  got = variant("cosine", *inputs, dtype=dtype)
-  close(got[[0, 1, 2, 5]], [2, 1, 0, -5], atol=1e-5)
-  # Beyond the limit a correct response stays at its reward of the limit.
-  assert variant("cosine", [1.0], [60], 40, 2.0, -10.0, **paper) == 1
-  same_ends = dict(correct_long=1.0, incorrect_long=-1.0)
-  got = variant("cosine", correct_B, lengths_B, 40, 1.0, -1.0, **same_ends)
-  close(got, [1] * 4 + [-1] * 5, rtol=1e-6)
-
-
-@DTYPES
 def test_logquad_by_hand(dtype):
   """L = 40, lambda = .1 up to a reward of 1/2, and falling by half per unit."""
   rows = [  # reward, correct, length, penalty

@@ -62,7 +62,7 @@ def outcome(
 
   rows has correct_B in {0, 1}, or -1 where the verifier failed: the reward is
   NaN then; lengths_B, truncated_B and groups_B (prompts), and with terms
-  scores_EB and progress. outcome is `rewards.correctness` or `variants.cosine`,
+  scores_EB and progress. outcome is `rewards.correctness` or one's own,
   length_penalty None or `variants.logquad`, keywords bound.
   term_weights are the weights of `rewards.weighted`, overlong_buffer the
   buffer of `rewards.soft_overlong` and overlong_coef its coefficient. With

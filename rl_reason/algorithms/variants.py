@@ -30,32 +30,6 @@ from rl_reason.base.structs import (
 # --- rewards -----------------------------------------------------------------
 
 
-def cosine(
-    correct_B: Array,
-    lengths_B: Array,
-    max_tokens: int,
-    correct: float,
-    incorrect: float,
-    *,
-    correct_long: float = 0.0,
-    incorrect_long: float = 0.0,
-) -> Array:
-  """Outcome reward by correctness and length (arXiv:2502.03373, sec 4.2).
-
-  Over the length l, half a cosine wave leads from `correct` at l = 0 to
-  `correct_long` at the limit L, and from `incorrect` to `incorrect_long`. An
-  incorrect response that reaches the limit gets `incorrect`.
-
-  The paper has correct 2, correct_long 1, incorrect -10, incorrect_long 0.
-  """
-  share_B = jnp.minimum(lengths_B / max_tokens, 1).astype(correct_B.dtype)
-  short_B = (1 + jnp.cos(jnp.pi * share_B)) / 2
-  yes_B = correct_long + (correct - correct_long) * short_B
-  no_B = incorrect_long + (incorrect - incorrect_long) * short_B
-  no_B = jnp.where(lengths_B >= max_tokens, incorrect, no_B)
-  return jnp.where(correct_B > 0, yes_B, no_B).astype(correct_B.dtype)
-
-
 def logquad(
     rewards_B: Array,
     correct_B: Array,

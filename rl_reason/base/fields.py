@@ -152,8 +152,13 @@ def removed(name: str) -> str:
   found = REMOVED.get(name.partition(".args.")[0] + ".args") or REMOVED.get(
       name
   )
+  return taken_out(found.instead) if found else ""
+
+
+def taken_out(instead: str) -> str:
+  """What an error says of a feature that is gone."""
   where = "docs/scope.md names the last commit that has it"
-  return f"was taken out: {found.instead}; {where}" if found else ""
+  return f"was taken out: {instead}; {where}"
 
 
 def used(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from rl_reason.base import declared, own_code
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean, one_line
-from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec
+from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec, taken_out
 from rl_reason.base.kinds import KINDS
 
 
@@ -103,6 +103,11 @@ def signature(kind: str, name: str) -> Signature:
   for module in known.modules:
     if found := _signatures(module).get(known.aliases.get(name, name)):
       return found
+  if name in known.removed:
+    raise ConfigError(
+        f"{known.field}.name = {name!r}: {taken_out(known.removed[name])}",
+        fields=[f"{known.field}.name"],
+    )
   there = names(kind)
   near, dot, last = name.rpartition(".")
   near = f"; did you mean {near}:{last}?" if dot else did_you_mean(last, there)

@@ -14,6 +14,8 @@ class Kind(NamedTuple):
     inputs: what a run supplies, by name.
     off: the name that stands for no function; '' if there is none.
     aliases: other names of functions.
+    removed: names of earlier versions -> what is closest now; the attic of
+      docs/scope.md has the last commit.
   """
 
   field: str
@@ -21,6 +23,7 @@ class Kind(NamedTuple):
   inputs: tuple[str, ...]
   off: str = ""
   aliases: Mapping[str, str] = {}
+  removed: Mapping[str, str] = {}
 
 
 _ADVANTAGES = ("advantages", "advantage_variants", "turns", "process")
@@ -61,8 +64,14 @@ KINDS = {
     "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
     "outcome": Kind(
         "reward.outcome",
-        ("algorithms.rewards", *_VARIANTS),
+        ("algorithms.rewards",),
         ("correct_B", "correct", "incorrect", "lengths_B", "max_tokens"),
+        removed={
+            "cosine": (
+                "reward.length_penalty.name 'logquad' is closest, or"
+                " reward.overlong_buffer"
+            )
+        },
     ),
     "length_penalty": Kind(
         "reward.length_penalty",
