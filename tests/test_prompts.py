@@ -348,8 +348,8 @@ FLAT_CALLS = CALLS.replace("c.function.", "c.")
 @pytest.mark.parametrize(
     ("template", "shown"),
     [
-        (CALLS, "1+1?double[('x', 1)]2"),
-        (TEXT_CALLS, '1+1?double{"x": 1}2'),
+        (CALLS, "1+1?double[('x', '\u00e9')]2"),
+        (TEXT_CALLS, '1+1?double{"x": "\u00e9"}2'),
         (SOME, ""),
         (ANY, ""),
         (f"{{% for m in messages if m.content %}}{_TURN}{{% endfor %}}", ""),
@@ -357,7 +357,7 @@ FLAT_CALLS = CALLS.replace("c.function.", "c.")
 )
 @pytest.mark.parametrize("said", ["", "Let me see. "])
 @pytest.mark.parametrize(
-    "arguments", [dict(x=1), '{"x": 1}'], ids=["object", "json"]
+    "arguments", [dict(x="\u00e9"), '{"x": "\u00e9"}'], ids=["object", "json"]
 )
 def test_a_call_of_a_tool_is_shown(tok, template, shown, said, arguments):
   tok = copy.copy(tok)
@@ -375,7 +375,7 @@ def test_a_call_of_a_tool_is_shown(tok, template, shown, said, arguments):
       templates.render_all([first, turn, last], render)
   tok.chat_template = FLAT_CALLS
   turn["tool_calls"] = [function]
-  assert "double[('x', 1)]" in templates.render_all([turn], render).text
+  assert "double[('x', '\u00e9')]" in templates.render_all([turn], render).text
   for unknown in (["double"], "double", dict(double=1)):
     turn["tool_calls"] = unknown
     with pytest.raises(templates.PromptError):

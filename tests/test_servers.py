@@ -244,6 +244,31 @@ def test_strange_answers_of_vllm_are_one_line(body, words):
   assert f"{url}/v1/completions: " in str(e.value)
 
 
+@pytest.mark.parametrize(
+    ("found", "type_words", "held_words"),
+    [
+        (None, "its weights are None", "has no updates: None"),
+        (["float32"], "its weights are", "has no updates"),
+        (dict(dtype=["float32"], updates=-1), r"are \['fl", "not an index"),
+        (dict(dtype={}, updates=True), "are {}", "True, not an index"),
+        (dict(dtype="int4", updates=1), "are 'int4'", "has no crcs"),
+        (dict(dtype=7, updates=1, crcs=[1]), "are 7", "held: .*crcs"),
+        (dict(updates=1, crcs=dict(a=2**32)), "are None", "not an index from"),
+        (dict(updates=1, crcs=dict(a="7")), "are None", "is '7', not an index"),
+    ],
+)
+def test_what_vllm_says_of_its_weights_is_checked(
+    found, type_words, held_words
+):
+  body = hostile.answer(dict(results=[found]))
+  with hostile.serving(lambda *_: body) as url:
+    client = vllm.vllm(url=url, model="m", parallel=2, seconds=9.0)
+    with pytest.raises(RunError, match=f"/rl_dtype: .*{type_words}"):
+      client.start_weight_update()
+    with pytest.raises(RunError, match=f"rl_.*{held_words}"):
+      client.held()
+
+
 def listed(*pairs, **more):
   top = [dict(token=token, logprob=logp) for token, logp in pairs]
   return dict(choices=[dict(logprobs=dict(content=[dict(top_logprobs=top)]))])

@@ -288,7 +288,9 @@ def _arguments_as(turns: list[dict[str, Any]]) -> Iterator[list]:
     return
 
   def written(value: Any) -> Any:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+      return value
+    return json.dumps(value, ensure_ascii=False)
 
   for change in (_parsed, written):
     yield [

@@ -27,6 +27,7 @@ from rl_reason.rollout.sampling_filters import Filters
 
 COMPLETIONS = "v1/completions"
 Seconds = Annotated[float, (1e-3, None)]
+COUNT = 1 << 40  # updates of a server
 LISTED = 1 << 13  # KiB of an answer about all tensors
 FILE_BYTES = 2 << 30  # of a file; its tensors are in memory until it is written
 # The script of a wheel, or that of a clone.
@@ -194,9 +195,14 @@ class Files(VLLM):
     """The server's count of updates and checksums of its tensors."""
     found = self._call("rl_held")
     try:
-      return Held(found["updates"], found["crcs"])
-    except (TypeError, KeyError):
-      raise self._error("rl_held", servers.Fault(f"{found!r:.80}")) from None
+      updates = servers.index(servers.get(found, "updates"), COUNT)
+      crcs = dict(servers.get(found, "crcs"))
+      return Held(
+          updates, {k: servers.index(x, 1 << 32) for k, x in crcs.items()}
+      )
+    except (TypeError, ValueError, servers.Fault) as e:
+      fault = servers.Fault(f"{errors.one_line(e)}: {found!r:.80}")
+      raise self._error("rl_held", fault) from None
 
   def encode(self, x: np.ndarray) -> np.ndarray:
     """A tensor in the server's type; -0, which its kernels lose, is 0."""
@@ -204,8 +210,9 @@ class Files(VLLM):
 
   def start_weight_update(self) -> None:
     """Asks for the type of the weights."""
-    name = servers.get(self._call("rl_dtype"), "dtype")
-    if name not in DTYPES:
+    found = self._call("rl_dtype")
+    name = found.get("dtype") if isinstance(found, dict) else found
+    if not isinstance(name, str) or name not in DTYPES:
       raise self._error(
           "rl_dtype", servers.Fault(f"its weights are {name!r:.40}")
       )
