@@ -1,12 +1,12 @@
-"""The expected bands of the configs, from the runs of results/.
+"""The expected bands of the configs, from committed runs.
 
   python -m bench.bands         # writes rl_reason/monitoring/bands.json
   python -m bench.bands --run   # only makes results/band_runs.json, resumable
 
-A config has the band of 16 runs: of results/table.json (accuracy, and reward,
-length and entropy of each step), of results/seeds.json (accuracy), of
-results/xor.json (accuracy, and length and entropy of each step), or, where no
-study has 16 runs of the config, of results/band_runs.json (as the table). A
+A config has the band of 16 runs: of studies/table/table.json (accuracy, and
+reward, length and entropy of each step), of results/seeds.json (accuracy), of
+studies/xor/xor.json (accuracy, and length and entropy of each step), or, where
+no study has 16 runs of the config, of results/band_runs.json (as the table). A
 step in which a run has no rows is not part of the band. A config without runs
 is listed without a band, and its runs say so.
 
@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from bench import results, table
+from bench import results
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.checks import checked
 from rl_reason.configs.ablations import table as algorithms
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import bands
+from studies.table import run as table
 
 PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
 SEEDS = 16
@@ -85,12 +86,12 @@ def band(values_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_table(config: str) -> Curves:
-  """The curves of the first `SEEDS` runs in results/table.json; {} if fewer."""
+  """The curves of the first `SEEDS` runs in table.json; {} if fewer."""
   return _curves(table.NAME, *_in_table(config))
 
 
 def _in_table(config: str) -> tuple[str, str]:
-  """The task and the row that a config would have in results/table.json."""
+  """The task and the row that a config would have in table.json."""
   return (config, "dapo") if config in TASKS else (table.TASKS[0], config)
 
 
@@ -136,7 +137,7 @@ def of_seeds(config: str) -> Curves:
 
 
 def of_parities() -> Curves:
-  """The curves of DAPO in results/xor.json."""
+  """The curves of DAPO in studies/xor/xor.json."""
   runs = [x for x in results.read("xor").get("runs", []) if x["name"] == "DAPO"]
   if len(runs) < SEEDS:
     return {}
@@ -164,7 +165,9 @@ def entry(config: str, base: dict[str, Any]) -> dict[str, Any]:
       fields={k: x for k, x in fields.items() if base.get(k) != x},
       absent=[k for k in base if k not in fields],
       seeds=SEEDS if curves else 0,
-      source=f"results/{source}.json" if curves else "",
+      source=f"{results.folder(source).relative_to(results.ROOT)}/{source}.json"
+      if curves
+      else "",
       metrics={},
   )
   if not curves:
@@ -263,7 +266,7 @@ def measure() -> dict[str, Any]:
 
 
 def _outside(known: bands.Band, run: dict[str, Any]) -> bool:
-  """Whether a run of results/table.json leaves a band at any step."""
+  """Whether a run of studies/table/table.json leaves a band at any step."""
   values = {bands.ACCURACY: zip(run["steps"], run["accuracy"], strict=True)}
   for name, key in table.CURVES.items():
     values[key] = zip(itertools.count(1), run[name], strict=False)

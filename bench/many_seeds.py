@@ -381,7 +381,7 @@ def page(result: dict) -> list[str]:
       f" processes side by side {side / together:.2f} times those of one"
       " process alone. By the clock the fastest way is"
       f" \"{min(result['runs'], key=lambda x: result['runs'][x]['seconds'])}\";"
-      " `bench.table` uses two pinned processes, of many runs each"
+      " `studies.table.run` uses two pinned processes, of many runs each"
       " (`jobs.run(runs_per_process=...)`).",
       "",
   ]

@@ -26,19 +26,12 @@ from rl_reason.report import figures, rendering
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
 # Modules that have a page, and its data.
 OTHERS = {
-    "attacks": "bench_attacks",
-    "real": "bench_real",
-    "table": "table",
-    "bands": "band_runs",
+    "bench.attacks": "bench_attacks",
+    "bench.bands": "band_runs",
+    "bench.real": "bench_real",
+    "studies.table.run": "table",
 }
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
-
-PLAN = """# Plans of the studies
-
-Made by `python -m bench.pages` from `plans/`. Each file there was committed
-before the final runs of its study: hypotheses, sizes, and what would refute
-them.
-"""
 
 
 class Page(NamedTuple):
@@ -59,7 +52,7 @@ class Page(NamedTuple):
 
 def pages() -> Iterator[Page]:
   """The pages of all benchmarks and ablations."""
-  commands = {f"bench.{k}": name for k, name in OTHERS.items()}
+  commands = dict(OTHERS)
   for pattern in ("bench/*.py", "conformance/run.py", "studies/*/run.py"):
     for path in sorted(results.ROOT.glob(pattern)):
       if found := _MAIN.search(path.read_text()):
@@ -88,12 +81,6 @@ def _ablation(name: str, data: dict) -> list[str]:
   return ablation_pages.markdown(data, name).removesuffix("\n").split("\n")
 
 
-def plan() -> str:
-  """results/PLAN.md: the plans of all studies, from results/plans/."""
-  sections = sorted((results.RESULTS / "plans").glob("*.md"))
-  return "\n".join([PLAN, *(path.read_text() for path in sections)])
-
-
 def readme(text: str) -> str:
   """README with its table made again from the data."""
   table = seeds.readme_table(results.read(seeds.NAME))
@@ -112,11 +99,6 @@ def differences(write: bool) -> list[str]:
     out.append(path.name)
     if write:
       path.write_text(wanted)
-  path = results.RESULTS / "PLAN.md"
-  if not path.exists() or path.read_text() != plan():
-    out.append(path.name)
-    if write:
-      path.write_text(plan())
   for page in pages():
     data = results.read(page.name)
     path = results.folder(page.name) / f"{page.name}.md"

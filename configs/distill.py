@@ -13,7 +13,7 @@ server (kl.reference = "http://..."). With kl.privileged and no kl.reference the
 policy is its own teacher, which has read the answer.
 
 Held-out accuracy: 21% to 94%, and to 87% with `sampled` (16 seeds,
-results/distill.md), about a minute on 2 cores.
+studies/distill/distill.md), about a minute on 2 cores.
 """
 
 from rl_reason.configs import base

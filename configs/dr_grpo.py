@@ -3,7 +3,7 @@
   python -m rl_reason.main --config=configs/dr_grpo.py
 
 Held-out accuracy: 24% to 93% after 30 of its 40 steps (32 seeds,
-results/table.md), about 2 minutes on 2 cores.
+studies/table/table.md), about 2 minutes on 2 cores.
 """
 
 from rl_reason.configs import base

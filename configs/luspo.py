@@ -4,7 +4,7 @@
   python -m rl_reason.main --config=configs/luspo.py:paper
 
 Held-out accuracy: 24% to 93% after 30 of its 40 steps (32 seeds,
-results/table.md).
+studies/table/table.md).
 """
 
 from rl_reason.configs import base

@@ -4,8 +4,8 @@ python -m rl_reason.main --config=configs/xor.py
 
 SFT teaches the steps of a parity, but its responses to three blocks of eight
 bits are guesses, 95% of the time. Held-out accuracy: 14% to 95%
-(16 seeds, results/xor.md), about 5 minutes on 2 cores. There are 2^24 prompts.
-See rl_reason/tasks/xor.py for the task.
+(16 seeds, studies/xor/xor.md), about 5 minutes on 2 cores. There are 2^24
+prompts. See rl_reason/tasks/xor.py for the task.
 """
 
 from rl_reason.configs import base, dapo

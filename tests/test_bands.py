@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import bands as bench_bands, results, table as bench_table
+from bench import bands as bench_bands, results
 from rl_reason.base import config as config_lib
 from rl_reason.checks import checked
 from rl_reason.monitoring import bands, health
 from rl_reason.report import page
 from rl_reason.stages import interim
+from studies.table import run as bench_table
 
 
 def fields_of(config, **changes):

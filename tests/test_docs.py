@@ -143,7 +143,7 @@ def test_every_config_is_explained():
 
 
 def test_the_guide_tells_what_configs_cost_and_reach():
-  measured = json.loads((ROOT / "results" / "table.json").read_text())
+  measured = json.loads((ROOT / "studies" / "table" / "table.json").read_text())
   rows = re.findall(r"^\| `configs/(\w+)\.py` \| (.*) \|$", ALGORITHMS, re.M)
   assert len(rows) > 10
   for name, cells in rows:

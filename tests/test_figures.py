@@ -30,7 +30,6 @@ def test_a_picture_of_other_data_is_found(monkeypatch, tmp_path):
     path = ROOT / "results" / f"seeds.{suffix}"
     (tmp_path / path.name).write_bytes(path.read_bytes())
   (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
-  (tmp_path / "PLAN.md").write_text(pages.plan())
   report = ROOT / "results" / "report.json"
   (tmp_path / report.name).write_bytes(report.read_bytes())
   cards = (ROOT / "results" / "surrogates.html").read_text()

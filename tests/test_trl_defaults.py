@@ -6,15 +6,15 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import ROOT
 
-from bench import trl_defaults
+from bench import results
 from bench.peers import __main__ as peers
 from configs import base, trl_grpo
 from rl_reason.algorithms import kl
 from rl_reason.base import config, functions, kinds
+from studies.trl_defaults import run as trl_defaults
 
-RESULT = json.loads((ROOT / "results" / "trl_defaults.json").read_text())
+RESULT = results.read("trl_defaults")
 DEFAULTS, FIELDS = RESULT["defaults"], trl_defaults.fields()
 # Fields of configs/trl_grpo.py that GRPOConfig leaves to other arguments of the
 # trainer, to its data and to its reward, or that change no result.
@@ -99,7 +99,7 @@ def test_the_trainer_of_trl_took_the_same_steps():
 
 
 def test_the_page_is_of_the_data():
-  page = (ROOT / "results" / "trl_defaults.md").read_text()
+  page = (results.folder("trl_defaults") / "trl_defaults.md").read_text()
   assert page.splitlines() == trl_defaults.page(RESULT)
 
 

@@ -1,4 +1,4 @@
-"""The verifier of `python -m bench.parity_run`: all three trainers call it.
+"""The verifier of the study `parity_run`: all three trainers call it.
 
 It has TRL's form of a reward function, which this package takes as well, and
 imports nothing, so that each trainer imports it in its own environment.

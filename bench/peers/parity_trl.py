@@ -1,4 +1,4 @@
-"""TRL's side of `python -m bench.parity_run`, in the peer's environment.
+"""TRL's side of the study `parity_run`, in the peer's environment.
 
 Reads a job from stdin, runs `GRPOTrainer` through its public interface, and
 writes the metrics of each rollout as JSON.

@@ -5,7 +5,7 @@
   python -m rl_reason.ablate --config=configs/ablations/chain.py:256
 
 A chain of 64, 128 or 256 tokens is right, a guess of one token is not; the
-first token decides. See rl_reason/tasks/chain.py and results/plans/chain.md.
+first token decides. See rl_reason/tasks/chain.py and studies/chain/plan.md.
 """
 
 from rl_reason.lab import ablate

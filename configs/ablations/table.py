@@ -1,11 +1,11 @@
-"""Every named algorithm on one of three tasks, on the seeds of `bench.table`.
+"""Every named algorithm on one of three tasks, on the seeds of the study.
 
 python -m rl_reason.ablate --config=configs/ablations/table.py
 python -m rl_reason.ablate --config=configs/ablations/table.py:countdown
 
 The rows are the unchanged configs of the algorithms and of the losses of recent
 papers, which differ from their defaults only in the number of steps and in
-evaluations. `python -m bench.table` runs all tasks, seed by seed.
+evaluations. `python -m studies.table.run` runs all tasks, seed by seed.
 """
 
 from rl_reason.base import config as config_lib

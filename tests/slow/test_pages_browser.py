@@ -9,8 +9,9 @@ import pytest
 from conftest import found_in_browser
 from knob_runs import result
 
-from bench import cards, knobs
+from bench import cards
 from rl_reason.lab import comparison
+from studies.knobs import run as knobs
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,0 +1,103 @@
+"""The accuracy of a trained policy in each precision of `--stage=export`.
+
+  python -m studies.export_precision.run --runs=runs/ablations/baselines
+  python -m studies.export_precision.run --table    # only the table, from JSON
+
+The policies are those of the DAPO row of configs/ablations/baselines.py, whose
+runs must have ended. Every policy is evaluated as it was trained and in the
+other precisions on the same prompts and the same noise. Hypotheses:
+plan.md. Writes export_precision.{json,md}.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from bench import results
+from rl_reason.lab import ablate, comparison
+
+NAME = "export_precision"
+SEEDS = ablate.fresh_seeds("rl_reason baselines", 8)
+PRECISIONS = "same", "bfloat16", "int8", "int4"
+SCORES = "mean@4", "greedy"
+SET = "val-core/arithmetic/acc"
+
+
+def evaluated(workdir: pathlib.Path, precision: str) -> dict[str, float]:
+  """Evaluates the newest checkpoint of a run in a precision."""
+  command = [sys.executable, "-m", "rl_reason.main", "--stage=evaluate"]
+  command += [f"--workdir={workdir}", "--step=newest"]
+  name = "evaluation-newest"
+  if precision != "same":
+    command.append(f"--config.export.precision={precision}")
+    name += f",export.precision={precision}"
+  subprocess.run(command, check=True, cwd=results.ROOT)
+  values = json.loads((workdir / f"{name}.json").read_text())
+  return {x: values[f"{SET}/{x}"] for x in SCORES}
+
+
+def measure_all(flags) -> dict:
+  """Evaluates all policies."""
+  found = []
+  for seed in SEEDS:
+    workdir = flags.runs / f"dapo-{seed}"
+    if not workdir.exists():
+      raise SystemExit(
+          f"{workdir}: no run; configs/ablations/baselines.py first"
+      )
+    for name in PRECISIONS:
+      scores = evaluated(workdir.absolute(), name)
+      found.append(dict(seed=seed, precision=name, scores=scores))
+  return dict(
+      command=f"python -m studies.{NAME}.run",
+      environment=results.environment(),
+      seeds=SEEDS,
+      runs=found,
+  )
+
+
+def page(result: dict) -> list[str]:
+  """Returns the table in Markdown."""
+  known = {(x["seed"], x["precision"]): x["scores"] for x in result["runs"]}
+  out = [
+      "# The accuracy of exported precisions",
+      "",
+      f"Made by `{result['command']}`; data in `{NAME}.json`. DAPO on the"
+      f" built-in task, 30 steps, {len(result['seeds'])} seeds"
+      f" ({', '.join(map(str, result['seeds']))}); 500 held-out prompts."
+      " Differences from the policy as it was trained are paired by seed, with"
+      " 95% intervals (Student's t), in points.",
+      "",
+      "| `export.precision` | mean@4 | difference | greedy | difference |",
+      "|---|---|---|---|---|",
+  ]
+  for name in PRECISIONS:
+    cells = []
+    for score in SCORES:
+      pairs = [
+          (known[seed, name][score], known[seed, "same"][score])
+          for seed in result["seeds"]
+      ]
+      mean, _ = comparison.interval([x for x, _ in pairs])
+      change, half = comparison.interval([100 * (x - y) for x, y in pairs])
+      shown = (
+          "the reference" if name == "same" else f"{change:+.2f} ± {half:.2f}"
+      )
+      cells += [f"{mean:.1%}", shown]
+    out.append(results.row(name, *cells))
+  return [*out, "", *results.footer(result)]
+
+
+if __name__ == "__main__":
+  results.main(
+      __doc__,
+      NAME,
+      measure_all,
+      page,
+      flags=lambda parser: parser.add_argument(
+          "--runs",
+          type=pathlib.Path,
+          default=results.RUNS / "ablations/baselines",
+      ),
+  )
