@@ -72,7 +72,6 @@ def add(c) -> None:
           0,
           low=0,
           not_with={
-              "dynamic_sampling.surplus": "both would begin the next batch",
               "rl.staleness": "batches in flight would be without them",
               "rollout.group_sizes.name": (
                   "groups of different sizes do not fill the same places"
@@ -139,16 +138,6 @@ def add(c) -> None:
   )
   extend(
       "dynamic_sampling",
-      surplus=choice(  # groups beyond the batch
-          *("discard", "keep"),
-          needs="dynamic_sampling.enabled",
-          not_with={
-              "rl.staleness": (
-                  "the groups that a step keeps come too late for batches in"
-                  " flight"
-              ),
-          },
-      ),
       # Of a group: some are correct, or rewards differ; auto: correctness
       # where all rows of data.train have a verifier that is rewarded.
       signal=choice(

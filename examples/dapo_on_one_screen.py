@@ -91,7 +91,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
   sampling = dict(cfg=cfg, group_size=group, max_tokens=MAX_TOKENS)
   sampling |= dict(eos=(tok.eos_token_id,), pad=tok.pad_token_id)
   refill = dict(batch=batch, group_size=group, enabled=True, max_rounds=10)
-  refill |= dict(surplus="discard", shortfall="pad")
+  refill |= dict(shortfall="pad")
 
   def sample_round():
     """Samples and grades the next prompts."""
@@ -107,7 +107,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
 
   for _ in range(steps):
     # Dynamic sampling: refill until every group has signal (eq 11).
-    rows, _, metrics = dynamic_sampling.fill_batch(sample_round, None, **refill)
+    rows, metrics = dynamic_sampling.fill_batch(sample_round, None, **refill)
     # The trainer computes old log-probs, in the micro-batches of the update.
     plan = packing.plan(
         rows.rollouts, packed_rows=PACKED_ROWS, minibatches=minibatches

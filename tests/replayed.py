@@ -16,13 +16,11 @@ from rl_reason.lab import replay
 from rl_reason.monitoring import display
 from rl_reason.stages import interim, rl, sft
 
-# Dr. GRPO's advantage and reduction are linear in the rewards. Surplus groups
-# go from step to step, so that ratios differ from 1 before the first update.
+# Dr. GRPO's advantage and reduction are linear in the rewards.
 DR_GRPO = dict(
     advantage__name="group_mean",
     reduction__name="constant",
     dynamic_sampling__batches=2,
-    dynamic_sampling__surplus="keep",
     updates__minibatches=2,
     updates__epochs=2,
     optimizer__lr=0.003,

@@ -78,7 +78,7 @@ class Run:
     rows = batch_of(step)
     self.samples.keep_extremes(step, rows)
     found = {"train/accuracy": np.float32(0.1), "tokens/generated": 9}
-    return rows, None, found, dict(responses={FIRST: np.int32(step)})
+    return rows, found, dict(responses={FIRST: np.int32(step)})
 
   def steps(self, first, last):
     """Learns some steps; the update donates the weights."""
@@ -97,9 +97,7 @@ def test_every_batch_is_as_old_as_the_schedule_says():
   run.ahead.close()
   wanted = [(t, max(t - 2, 0)) for t in range(STEPS)]
   assert run.sampled == wanted
-  for (rows, _, found_metrics, _), (step, of) in zip(
-      found, wanted, strict=True
-  ):
+  for (rows, found_metrics, _), (step, of) in zip(found, wanted, strict=True):
     assert (rows.rollouts.ids_B // 2 == step).all()
     assert (rows.age_B == step - of).all()
     assert found_metrics["tokens/generated"] == 9
@@ -121,7 +119,7 @@ def test_the_state_holds_the_batches_in_flight():
   assert [len(resumed.samples.extremes(x)) for x in (3, 4)] == [1, 0]
   got = resumed.steps(3, STEPS)
   assert resumed.sampled == [(5, 3)]
-  for (rows, *_, counts), (like, *_, like_counts) in zip(
+  for (rows, _, counts), (like, _, like_counts) in zip(
       got, wanted[3:], strict=True
   ):
     jax.tree.map(np.testing.assert_array_equal, rows, like)
@@ -141,7 +139,7 @@ def test_batches_in_flight_that_an_earlier_version_saved():
     batch["counts"]["signs"] = {"sign/first_prompt": found[FIRST]}
   resumed.ahead.restore(arrays, host)
   for run in (killed, resumed):
-    (_, _, _, counts), *_ = run.steps(1, 2)
+    (_, _, counts), *_ = run.steps(1, 2)
     assert counts["responses"] == {FIRST: 1}
     run.ahead.close()
 

@@ -193,20 +193,12 @@ def test_what_is_known_outlives_a_restart():
 
 
 def rows(length=4):
-  """Three rows: of this step; kept; carried over, half of it older."""
+  """Three rows: two of this step, and one of an earlier step."""
   shape = 3, length
-  logps_BT = np.full(shape, -1.0, np.float32)
   rollouts = types.SimpleNamespace(
-      mask_BT=np.ones(shape, bool), logps_BT=logps_BT
+      mask_BT=np.ones(shape, bool), logps_BT=np.full(shape, -1.0, np.float32)
   )
-  old_BT = logps_BT.copy()
-  old_BT[1] += 1e-6  # the trainer's of then
-  return types.SimpleNamespace(
-      rollouts=rollouts,
-      old_logps_BT=old_BT,
-      stale_lengths_B=np.array([0, length, length // 2]),
-      age_B=np.array([0, 1, 1]),
-  )
+  return types.SimpleNamespace(rollouts=rollouts, age_B=np.array([0, 0, 1]))
 
 
 def test_log_probs_are_compared_with_the_policy_that_sampled():
@@ -214,11 +206,10 @@ def test_log_probs_are_compared_with_the_policy_that_sampled():
   name = "rollout/logp_gap_mean"
   one, x = make(), rows()
   trainer_BT = np.full((3, 4), -1.0, np.float32)
-  trainer_BT[1] = -3.0  # this step's policy of the group that was kept
-  trainer_BT[2, :2] = -3.0  # and of the first half of what was carried over
-  assert one.of_logps(x, trainer_BT)[name] == pytest.approx(4e-6 / 10, rel=0.1)
-  trainer_BT[2, 3] -= 0.5
-  assert one.of_logps(x, trainer_BT)[name] == pytest.approx(0.05, rel=0.01)
+  trainer_BT[2] = -3.0
+  assert one.of_logps(x, trainer_BT)[name] == 0
+  trainer_BT[1, 3] -= 0.5
+  assert one.of_logps(x, trainer_BT)[name] == pytest.approx(0.5 / 8)
   assert one.of_logps(x, None) == {}
   x.age_B[:] = -1
   assert one.of_logps(x, trainer_BT) == {}

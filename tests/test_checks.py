@@ -51,10 +51,6 @@ ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
 STALE = {
     "updates.minibatches": {"updates.minibatches": 2},
     "updates.epochs": {"updates.epochs": 2},
-    "dynamic_sampling.surplus": {
-        "dynamic_sampling.enabled": True,
-        "dynamic_sampling.surplus": "keep",
-    },
     "rl.staleness": {"rl.staleness": 1},
     "rollout.replay": {"rollout.replay": 1, "correction.name": "truncate"},
 }
@@ -190,12 +186,6 @@ FILES = {
             {"advantage.name": "optimal_token_baseline", "rl.staleness": 2},
             "rl.old_logps = 'sampler': optimal_token_baseline reads",
         ),
-        (
-            {"advantage.name": "optimal_token_baseline"}
-            | {"dynamic_sampling.surplus": "keep"}
-            | {"dynamic_sampling.enabled": True},
-            "an older policy: use 'discard'",
-        ),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
             {"critic.fallback": True},
@@ -267,10 +257,6 @@ FILES = {
             "must not exceed rollout.group_size = 8",
         ),
         (
-            {"rl.staleness": 1} | STALE["dynamic_sampling.surplus"],
-            "dynamic_sampling.surplus = 'keep': ",
-        ),
-        (
             {"rl.staleness": 1, "correction.name": "truncate"},
             "set rl.old_logps = 'trainer'",
         ),
@@ -310,7 +296,10 @@ FILES = {
             | {"dynamic_sampling.batches": 2},
             "dynamic_sampling.batches = 2: a round is then larger",
         ),
-        ({"dynamic_sampling.surplus": "keep"}, "without dynamic_sampling.en"),
+        (
+            {"dynamic_sampling.surplus": "keep"},
+            "dynamic_sampling.surplus = keep: was taken out: dynamic_samp",
+        ),
         ({"dynamic_sampling.batches": 3}, "without dynamic_sampling.enabled"),
         ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),
         (

@@ -436,7 +436,6 @@ def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
   assert facts.on_policy(c)
   for changes in (
       {"updates.epochs": 2},
-      {"dynamic_sampling.surplus": "keep"},
       {"correction.name": "truncate"},
       {"loss.top_entropy": 0.5},
       {"loss.entropy_controller.name": "adaptive"},

@@ -58,7 +58,6 @@ def collect(*rounds, kept=None, **keywords):
   keywords = {
       "enabled": True,
       "max_rounds": 4,
-      "surplus": "discard",
       "shortfall": "raise",
       **keywords,
   }
@@ -80,7 +79,7 @@ def test_refills_in_prompt_order():
   1/2, 1/2, 1/2 sum to 3 of 6; one group is all correct, one all incorrect.
   Twelve rows of two tokens are 24 tokens.
   """
-  batch, surplus, metrics, calls = collect(
+  batch, metrics, calls = collect(
       rows(0, SIGNAL, CORRECT, INCORRECT), rows(3, SIGNAL, SIGNAL, SIGNAL)
   )
   assert ids(batch) == [0, 3, 4]
@@ -88,7 +87,6 @@ def test_refills_in_prompt_order():
   assert batch.rollouts.logps_BT[:, 1].tolist() == [0, -1, -30, -31, -40, -41]
   assert batch.correct_B.tolist() == [1, 0] * 3
   assert batch.age_B.tolist() == [0] * 6
-  assert surplus is None
   assert calls == 2
   assert {k: float(v) for k, v in metrics.items()} == {
       "train/accuracy": 0.5,
@@ -102,68 +100,39 @@ def test_refills_in_prompt_order():
   }
 
 
-@pytest.mark.parametrize("surplus", ["discard", "keep"])
-def test_groups_go_by_prompt_whatever_order_they_are_completed_in(surplus):
-  """Of four groups with signal the last prompt's waits, or is discarded.
+def test_groups_go_by_prompt_whatever_order_they_are_completed_in():
+  """Of four groups with signal the last prompt's is discarded.
 
   Prompts 0 and 1 were begun in the first round and completed in the second, as
   their responses are long; prompts 2 and 3 have short ones, which were first.
   """
   short, long = rows(2, SIGNAL, SIGNAL), rows(0, SIGNAL, SIGNAL)
-  batch, left, _, calls = collect(short, long, surplus=surplus)
+  batch, _, calls = collect(short, long)
   assert calls == 2
   assert ids(batch) == [0, 1, 2]
   assert batch.rollouts.tokens_BL[:, 0].tolist() == [0, 1, 10, 11, 20, 21]
-  if surplus == "keep":
-    assert ids(left)[0] == 3
 
 
 def test_a_full_first_round_is_enough():
-  batch, _, metrics, calls = collect(rows(7, SIGNAL, SIGNAL, SIGNAL))
+  batch, metrics, calls = collect(rows(7, SIGNAL, SIGNAL, SIGNAL))
   assert ids(batch) == [7, 8, 9]
   assert calls == metrics["train/generation_rounds"] == 1
 
 
-def test_surplus_comes_first_next_time():
-  """Kept rows keep the log-probs of the policy that sampled them, at age 1."""
-  _, surplus, _, _ = collect(
-      rows(0, SIGNAL, INCORRECT, SIGNAL),
-      rows(3, SIGNAL, SIGNAL, SIGNAL),
-      surplus="keep",
-  )
-  assert ids(surplus)[:2] == [4, 5]
-  assert surplus.age_B.tolist() == [0, 0, 0, 0, -1, -1], "padded to 3 groups"
-  assert not surplus.rollouts.mask_BT[4:].any()
-  assert surplus.rollouts.mask_BT[:4].all()
-
-  # The loop then adds the log-probs of the policy that sampled them.
+def test_kept_groups_come_first():
+  """They keep the log-probs of the policy that sampled them, at age 1."""
   old_BT = np.arange(12, dtype=np.float32).reshape(6, 2) - 20
-  surplus = surplus.replace(old_logps_BT=old_BT)
-  batch, surplus, metrics, calls = collect(
-      rows(6, INCORRECT, SIGNAL, SIGNAL), kept=surplus, surplus="keep"
-  )
+  kept = rows(4, SIGNAL, SIGNAL, SIGNAL).replace(old_logps_BT=old_BT)
+  kept.age_B[4:] = -1  # padding
+  batch, metrics, calls = collect(rows(7, INCORRECT, SIGNAL, SIGNAL), kept=kept)
   assert calls == 1
-  assert ids(batch) == [4, 5, 7]
+  assert ids(batch) == [4, 5, 8]
   assert batch.age_B.tolist() == [1, 1, 1, 1, 0, 0]
   np.testing.assert_array_equal(batch.old_logps_BT[:4], old_BT[:4])
   assert metrics["train/groups_kept"] == 2
   assert metrics["train/groups_with_signal"] == 3
   assert metrics["train/accuracy"] == pytest.approx(1 / 3), "fresh rows only"
   assert metrics["tokens/generated"] == 12
-  assert ids(surplus)[0] == 8
-  assert surplus.age_B.tolist() == [0, 0, -1, -1, -1, -1]
-
-
-def test_no_surplus_is_all_padding():
-  _, surplus, _, _ = collect(rows(0, SIGNAL, SIGNAL, SIGNAL), surplus="keep")
-  assert (surplus.age_B == -1).all()
-  assert not surplus.rollouts.mask_BT.any()
-  batch, _, metrics, calls = collect(
-      rows(3, SIGNAL, SIGNAL, SIGNAL), kept=surplus, surplus="keep"
-  )
-  assert ids(batch) == [3, 4, 5]
-  assert batch.age_B.tolist() == [0] * 6
-  assert metrics["train/groups_kept"] == 0 and calls == 1
 
 
 def test_shortfall_raises():
@@ -180,7 +149,7 @@ def test_shortfall_raises():
 
 
 def test_shortfall_pads():
-  batch, surplus, metrics, calls = collect(
+  batch, metrics, calls = collect(
       rows(0, INCORRECT, SIGNAL, INCORRECT),
       rows(3, CORRECT, INCORRECT, INCORRECT),
       max_rounds=2,
@@ -195,24 +164,18 @@ def test_shortfall_pads():
   assert batch.rollouts.ids_B.dtype == np.int32
   assert metrics["train/groups_with_signal"] == 1
   assert metrics["train/groups_missing"] == 2
-  assert surplus is None
 
 
-@pytest.mark.parametrize("surplus", ["discard", "keep"])
-def test_no_signal_at_all(surplus):
+def test_no_signal_at_all():
   """A batch of padding alone: the update will do nothing, but must run."""
-  batch, surplus, metrics, _ = collect(
-      rows(0, INCORRECT, CORRECT, INCORRECT),
-      max_rounds=1,
-      shortfall="pad",
-      surplus=surplus,
+  batch, metrics, _ = collect(
+      rows(0, INCORRECT, CORRECT, INCORRECT), max_rounds=1, shortfall="pad"
   )
   assert len(batch.age_B) == 6
   assert (batch.age_B == -1).all()
   assert not batch.rollouts.mask_BT.any()
   assert metrics["train/groups_with_signal"] == 0
   assert metrics["train/groups_missing"] == 3
-  assert surplus is None or (surplus.age_B == -1).all()
 
 
 def with_scores(found: Experience, *scores_EB) -> Experience:
@@ -235,7 +198,7 @@ def test_responses_that_leave_the_loss_say_nothing_of_their_group():
 
 def test_groups_without_a_verdict_are_in_no_mean():
   found = rows(0, (1, 1), (-1, -1), (1, 0))
-  _, _, metrics, _ = collect(found, enabled=False, shortfall="pad")
+  _, metrics, _ = collect(found, enabled=False, shortfall="pad")
   assert metrics["train/accuracy"] == 3 / 4
   assert metrics["train/all_correct"] == 1 / 2
   assert metrics["train/all_incorrect"] == 0
@@ -281,21 +244,20 @@ def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():
 
 
 def test_disabled_takes_one_round_as_it_is():
-  batch, surplus, metrics, calls = collect(
-      rows(0, INCORRECT, CORRECT, SIGNAL), enabled=False, surplus="keep"
+  batch, metrics, calls = collect(
+      rows(0, INCORRECT, CORRECT, SIGNAL), enabled=False
   )
   assert calls == 1
   assert ids(batch) == [0, 1, 2]
   assert batch.age_B.tolist() == [0] * 6
   assert batch.rollouts.mask_BT.all()
-  assert surplus is None
   assert metrics["train/groups_with_signal"] == 1
   assert metrics["train/groups_missing"] == 0
 
 
 def test_disabled_takes_no_second_round():
   """Two groups of three: the batch is padded, however many rounds it may."""
-  batch, _, metrics, calls = collect(
+  batch, metrics, calls = collect(
       rows(0, INCORRECT, CORRECT), enabled=False, shortfall="pad"
   )
   assert calls == 1
@@ -323,26 +285,24 @@ def test_inputs_are_not_modified():
 def test_kept_groups_may_fill_a_batch():
   """No round is needed then, and there is nothing to be measured."""
   kept = rows(0, SIGNAL, SIGNAL, SIGNAL)
-  batch, _, metrics, calls = collect(kept=kept)
+  batch, metrics, calls = collect(kept=kept)
   assert calls == metrics["train/generation_rounds"] == 0
   assert ids(batch) == [0, 1, 2]
   assert batch.age_B.tolist() == [1] * 6
 
 
 def test_a_smaller_group_takes_the_place_that_another_one_leaves():
-  """Groups of 4, 3 and 2 rows: 4 and 2 fill six places, 3 rows wait."""
+  """Groups of 4, 3 and 2 rows: 4 and 2 fill six places."""
   batch = rows(0, SIGNAL, SIGNAL, SIGNAL, SIGNAL, SIGNAL)
   batch = jax.tree.map(lambda x: x[:9], batch)
   ids_B = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2], np.int32)
   batch = batch.replace(rollouts=batch.rollouts.replace(ids_B=ids_B))
-  out, surplus, metrics, _ = collect(batch, surplus="keep")
+  out, metrics, _ = collect(batch)
   assert out.rollouts.ids_B.tolist() == [0, 0, 0, 0, 2, 2]
-  assert surplus.rollouts.ids_B.tolist()[:3] == [1, 1, 1]
-  assert surplus.age_B.tolist() == [0, 0, 0, -1, -1, -1]
   assert metrics["train/groups_missing"] == 0
 
 
-def test_a_group_that_does_not_fit_opens_the_next_batch():
+def test_a_group_that_does_not_fit_leaves_padding():
   """Of groups of 2, 3 and 2 rows, six places hold the first two and padding."""
   batch = rows(0, CORRECT, SIGNAL, SIGNAL, SIGNAL)  # 8 rows
   ids_B = np.array([0, 0, 1, 1, 1, 2, 2, 2], np.int32)
@@ -350,9 +310,7 @@ def test_a_group_that_does_not_fit_opens_the_next_batch():
       rollouts=batch.rollouts.replace(ids_B=ids_B),
       correct_B=np.array([1, 0, 1, 0, 0, 0, 1, 1], np.float32),
   )
-  out, surplus, metrics, _ = collect(batch, surplus="keep")
+  out, metrics, _ = collect(batch)
   assert out.rollouts.ids_B.tolist() == [0, 0, 1, 1, 1, -1]
   assert out.age_B.tolist() == [0, 0, 0, 0, 0, -1]
-  assert surplus.rollouts.ids_B.tolist()[:3] == [2, 2, 2]
-  assert surplus.age_B.tolist() == [0, 0, 0, -1, -1, -1]
   assert metrics["train/groups_missing"] == 0.5

@@ -63,14 +63,13 @@ def test_groups_leave_when_they_are_too_old():
   def collect():
     return rows(4, SIGNAL, SIGNAL)
 
-  batch, _, _ = dynamic_sampling.fill_batch(
+  batch, _ = dynamic_sampling.fill_batch(
       collect,
       drawn,
       batch=4 * GROUP,
       group_size=GROUP,
       enabled=False,
       max_rounds=1,
-      surplus="discard",
       shortfall="pad",
   )
   assert ids(batch) == [0, 2, 4, 5] and ages(batch) == [1, 1, 0, 0]
@@ -149,7 +148,7 @@ def test_importance_weights_by_hand():
 
 
 def test_the_certificate_compares_no_replayed_group():
-  """Their sampler was another policy; kept groups have its own log-probs."""
+  """Their sampler was another policy."""
   check = certificate.Certificate.of_logps
   of = type("C", (), {"_ahead": 0})()
   batch = rows(0, SIGNAL)
@@ -157,11 +156,6 @@ def test_the_certificate_compares_no_replayed_group():
   assert check(of, batch, far_BT) == {"rollout/logp_gap_mean": 7}
   old = batch.replace(age_B=batch.age_B + 1)
   assert check(of, old, far_BT) == {}
-  kept = old.replace(
-      stale_lengths_B=old.stale_lengths_B + 2,
-      old_logps_BT=old.rollouts.logps_BT + 3,
-  )
-  assert check(of, kept, far_BT) == {"rollout/logp_gap_mean": 3}
 
 
 def replaying(**changes):
@@ -184,7 +178,6 @@ def test_replay_is_off_policy():
         ({"correction.name": "none"}, "set correction.name = 'truncate'"),
         ({"rollout.replay": 8}, "rollout.replay = 8: must be less than the 8"),
         ({"rollout.replay_age": 0}, "must be at least 1"),
-        ({"dynamic_sampling.surplus": "keep"}, "would begin the next batch"),
         ({"rl.staleness": 1, "rl.old_logps": "trainer"}, "in flight"),
         ({"rollout.group_sizes.name": "by_length"}, "of different sizes"),
         ({"advantage.name": "temporal"}, "reads responses of its own step"),

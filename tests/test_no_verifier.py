@@ -105,14 +105,13 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   unknown = graded(rollouts(), [0] * 6, [np.nan, 1, np.nan, np.nan, 0, 1])
   assert by_reward(unknown).tolist() == [False, False, True]
   # Two rounds give the batch of two groups; only those with signal are in it.
-  batch, _, metrics = dynamic_sampling.fill_batch(
+  batch, metrics = dynamic_sampling.fill_batch(
       lambda: rows,
       None,
       batch=4,
       group_size=2,
       enabled=True,
       max_rounds=3,
-      surplus="discard",
       shortfall="pad",
       signal=by_reward,
   )

@@ -416,8 +416,8 @@ def test_prefixes_without_a_return_are_counted(monkeypatch):
           0,
       ),
   )
-  out, _, metrics = collector.with_returns(
-      rows, None, {"tokens/generated": 0}, weights=None, step=0
+  out, metrics = collector.with_returns(
+      rows, {"tokens/generated": 0}, weights=None, step=0
   )
   assert metrics["train/prefixes"] == 5
   assert metrics["train/prefixes_failed"] == 3

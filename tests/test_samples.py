@@ -111,14 +111,13 @@ def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
       **defaults | options,
   )
   rounds = iter([rows_of([10, 11, 12]), rows_of([13, 14])])
-  rows, _, _ = dynamic_sampling.fill_batch(
+  rows, _ = dynamic_sampling.fill_batch(
       sample_log.watch(0, lambda weights: next(rounds), "weights"),
       None,
       batch=4 if enabled else 6,
       group_size=2,
       enabled=enabled,
       max_rounds=2,
-      surplus="discard",
       shortfall="pad",
   )
   old_BT = rows.old_logps_BT

@@ -414,14 +414,13 @@ def chosen_prompts(signal_N, finished_at_N, wanted):
     correct_B = [x for n in prompts for x in (1.0, float(not signal_N[n]))]
     return _experience(correct_B, np.repeat(prompts, 2))
 
-  batch, _, _ = dynamic_sampling.fill_batch(
+  batch, _ = dynamic_sampling.fill_batch(
       sample_round,
       None,
       batch=2 * wanted,
       group_size=2,
       enabled=True,
       max_rounds=len(signal_N),
-      surplus="discard",
       shortfall="raise",
   )
   return dict(prompts=sorted(set(batch.rollouts.ids_B.tolist())))

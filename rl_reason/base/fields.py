@@ -125,6 +125,10 @@ _PRIORITY = (
     "data.curriculum and rollout.retire_after are closest, with"
     " dynamic_sampling.enabled"
 )
+_SURPLUS = (
+    "dynamic_sampling.batches sets how many responses a round samples, and"
+    " rollout.replay learns again from groups of earlier steps"
+)
 _PARTIAL = (
     "rl.staleness, which samples ahead while the policy learns, is closest"
 )
@@ -132,6 +136,7 @@ _PARTIAL = (
 REMOVED = {
     "covariance.name": Removed("none", _COVARIANCE),
     "covariance.args": Removed({}, _COVARIANCE),
+    "dynamic_sampling.surplus": Removed("discard", _SURPLUS),
     "rollout.partial_groups": Removed(0, _PARTIAL),
     "rollout.partial_across_steps": Removed(False, _PARTIAL),
     "rollout.priority.name": Removed("none", _PRIORITY),

@@ -204,8 +204,7 @@ class Experience:
     old_logps_BT: float32, log-probabilities of pi_old: by the trainer's forward
       pass if it makes one, else by the sampler.
     stale_lengths_B: int32, leading response tokens that an older policy sampled
-      and whose old_logps_BT are known: all tokens of a group of an earlier
-      step, or none.
+      and whose old_logps_BT are the sampler's: all or none.
     age_B: int32, RL steps since sampling of the row began: 0 for new rows, more
       for groups of earlier steps; -1 marks padding.
     types_B: int32, the problem type, by rollout.types (`PromptStream.types`).

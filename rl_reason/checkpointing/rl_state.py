@@ -19,7 +19,7 @@ class RLState:
     critic: of the critic; None without one.
     collector: `collect.RolloutCollector`; holds the prompt stream and the
       running statistics of reward models.
-    kept: surplus groups with signal for the next batch; None if discarded.
+    kept: older groups of the next batch, of `replay`; None without.
     history: of recent steps; None unless the advantage asks for it.
     coefs: coefficients in the loss, which controllers may move: 'kl' and
       'entropy'; and 'entropy_controlled', what a controller of the entropy

@@ -176,7 +176,6 @@ def off_policy_fields(c) -> list[str]:
   They are the sources of such rows, and all updates of a step but the first.
   """
   sources = {
-      "dynamic_sampling.surplus": c.dynamic_sampling.surplus == "keep",
       "rl.staleness": c.rl.staleness,
       "rollout.replay": c.rollout.replay,
       "updates.minibatches": c.updates.minibatches > 1,

@@ -296,20 +296,11 @@ def advantages(c) -> Iterator[Rule]:
         "must be below 0: weak_positives learns from negative rewards"
     )
   if facts.reads_squares(c):
-    from_sampler = c.rl.staleness > 0 and c.rl.old_logps == "sampler"
-    for field, older, off in (
-        ("rl.old_logps", from_sampler, "trainer"),
-        (
-            "dynamic_sampling.surplus",
-            c.dynamic_sampling.surplus == "keep",
-            "discard",
-        ),
-    ):
-      if older:
-        yield field, (
-            f"{name} reads log-probs beside the distribution that they are of,"
-            f" and these are of an older policy: use {off!r}"
-        )
+    if c.rl.staleness > 0 and c.rl.old_logps == "sampler":
+      yield "rl.old_logps", (
+          f"{name} reads log-probs beside the distribution that they are of,"
+          " and these are of an older policy: use 'trainer'"
+      )
   if "parts" in inputs and not c.reward.functions:
     yield "advantage.name", (
         f"{name} normalises several rewards: name some in reward.functions"
@@ -383,9 +374,8 @@ def loss(c) -> Iterator[Rule]:
     yield "surrogate.name", (
         "has no ratio, so it is correct only on-policy, and the run is"
         f" off-policy with {', '.join(late)}: set updates.minibatches = 1,"
-        " updates.epochs = 1, dynamic_sampling.surplus = 'discard',"
-        " rl.staleness = 0 and rollout.replay = 0; or use ppo, whose ratio"
-        " corrects for the policy that sampled"
+        " updates.epochs = 1, rl.staleness = 0 and rollout.replay = 0; or use"
+        " ppo, whose ratio corrects for the policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":

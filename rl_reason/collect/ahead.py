@@ -41,7 +41,7 @@ class Ahead:
   """Samples batches ahead of learning; has the signature of `collect`.
 
   Args:
-    collect: (step, weights, on_dispatch) -> rows, surplus, metrics, counts.
+    collect: (step, weights, on_dispatch) -> rows, metrics, counts.
     collector: of `collect`; gets its own clock, which nothing reads.
     samples: log of samples, which keeps groups of each step.
     staleness: S.
@@ -77,7 +77,7 @@ class Ahead:
 
   def __call__(
       self, step: int, weights: Tree, on_dispatch: Callable[[], None]
-  ) -> tuple[Experience, None, dict[str, Any], dict[str, dict[str, float]]]:
+  ) -> tuple[Experience, dict[str, Any], dict[str, dict[str, float]]]:
     """Returns the batch of a step; starts batches of up to S steps later.
 
     `step` counts completed RL steps; `on_dispatch` is called once these batches
@@ -105,14 +105,14 @@ class Ahead:
       seconds = self._learning_since - since
       measured["perf/overlap"] = self._worked(since, learned) / seconds
     host = batch.host
-    return batch.rows, None, host["metrics"] | measured, host["counts"]
+    return batch.rows, host["metrics"] | measured, host["counts"]
 
   def _sample(self, step: int, policy_step: int, weights: Tree) -> Batch:
     """Samples the batch of a step with the weights of an earlier one."""
     span = [time.monotonic(), np.inf]
     self._work = [*self._work[-self._staleness :], span]
     with jax.set_mesh(self._mesh):
-      rows, _, found, counts = self._collect(
+      rows, found, counts = self._collect(
           step, weights, on_dispatch=lambda: None
       )
       found |= self._replay(rows, weights)

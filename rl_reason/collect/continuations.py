@@ -46,12 +46,11 @@ class ContinuingCollector(RolloutCollector):
   def with_returns(
       self,
       rows: Experience,
-      surplus: Experience | None,
       metrics: dict[str, Any],
       *,
       weights: Tree,
       step: int,
-  ) -> tuple[Experience, Experience | None, dict[str, Any]]:
+  ) -> tuple[Experience, dict[str, Any]]:
     """The result of `dynamic_sampling.fill_batch`, with returns of prefixes.
 
     A response leaves the loss if a prefix of it has no return, because the
@@ -59,7 +58,6 @@ class ContinuingCollector(RolloutCollector):
 
     Args:
       rows: the batch, with steps.
-      surplus: groups of a later batch, which will be continued then.
       metrics: generated tokens among them; those of continuations are added.
       weights: sampler weights of this step.
       step: completed RL steps.
@@ -81,17 +79,12 @@ class ContinuingCollector(RolloutCollector):
         correct_B=np.where(failed_B, np.float32(-1), rows.correct_B),
         steps=rows.steps.replace(returns_BT=np.nan_to_num(returns_BT)),
     )
-    return (
-        rows,
-        surplus,
-        metrics
-        | {
-            "tokens/generated": metrics["tokens/generated"] + tokens,
-            "tokens/continuations": tokens,
-            "train/prefixes": len(found),
-            "train/prefixes_failed": int((~np.isfinite(returns_BT)).sum()),
-        },
-    )
+    return rows, metrics | {
+        "tokens/generated": metrics["tokens/generated"] + tokens,
+        "tokens/continuations": tokens,
+        "train/prefixes": len(found),
+        "train/prefixes_failed": int((~np.isfinite(returns_BT)).sum()),
+    }
 
   def _continued(
       self, rows: Experience, prefixes: np.ndarray, weights: Tree, step: int

@@ -28,19 +28,17 @@ class Shortfall(RunError):
 
 def first_fit(
     found: list[np.ndarray], room: int
-) -> tuple[list[np.ndarray], list[np.ndarray], int]:
-  """The groups that fit into `room` rows, the other groups, and the free rows.
+) -> tuple[list[np.ndarray], int]:
+  """The groups that fit into `room` rows, and the free rows.
 
   A group that does not fit leaves the room to later, smaller groups.
   """
-  chosen, others = [], []
+  chosen = []
   for group in found:
     if len(group) <= room:
       chosen.append(group)
       room -= len(group)
-    else:
-      others.append(group)
-  return chosen, others, room
+  return chosen, room
 
 
 def accuracy(rows: Experience) -> np.ndarray:
@@ -122,35 +120,30 @@ def fill_batch(
     group_size: int,
     enabled: bool,
     max_rounds: int,
-    surplus: str,
     shortfall: str,
     signal: Callable[[Experience], np.ndarray] = partly_correct,
-) -> tuple[Experience, Experience | None, dict[str, float]]:
+) -> tuple[Experience, dict[str, float]]:
   """Samples rounds of prompts until a training batch is full.
 
   Args:
     sample_round: samples and grades the next round of prompts.
-    kept: groups with signal that did not fit into the previous batch (padding
-      allowed), or None.
+    kept: groups of earlier steps for this batch (padding allowed), or None.
     batch: rows of the batch.
     group_size: of padding, and of groups that are equal.
     enabled: if False, one round is the batch, with or without signal.
     max_rounds: of generation.
-    surplus: 'discard' or 'keep' the groups that do not fit.
     shortfall: 'pad' the batch with empty rows, or 'raise'.
     signal: whether each group of a round has signal: [N] bool.
 
   Returns:
-    `batch` rows of whole groups, padded if no other group fits; the surplus,
-    which is `kept` of the next call, padded to `batch` rows (None if
-    discarded); metrics.
+    `batch` rows of whole groups, padded if no other group fits; and metrics.
 
   Raises:
     Shortfall: shortfall = 'raise', and too few groups have signal.
   """
   parts, accuracies, signals, tokens = [], [], [], 0
   count = with_signal = num_kept = rounds = 0
-  # Kept groups of the previous step come first.
+  # Kept groups of earlier steps come first.
   if kept is not None:
     old = without_padding(kept)
     parts.append(old.replace(age_B=old.age_B + 1))
@@ -181,7 +174,7 @@ def fill_batch(
   by_prompt = sorted(
       groups(ids_B), key=lambda group: (-age_B[group[0]], ids_B[group[0]])
   )
-  chosen, others, missing = first_fit(by_prompt, batch)
+  chosen, missing = first_fit(by_prompt, batch)
   metrics: dict[str, float] = {}
   if accuracy_N.size:
     metrics = {
@@ -209,11 +202,4 @@ def fill_batch(
         " or set dynamic_sampling.shortfall = 'pad'"
     )
   like = everything if count else rows
-  out = pad(take(everything, chosen), batch, like, group_size)
-
-  # Keep groups that did not fit for the next step, at most one batch.
-  surplus_rows = None
-  if surplus == "keep" and enabled:
-    waiting, _, _ = first_fit(others, batch)
-    surplus_rows = pad(take(everything, waiting), batch, out, group_size)
-  return out, surplus_rows, metrics
+  return pad(take(everything, chosen), batch, like, group_size), metrics

@@ -109,8 +109,7 @@ def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
     return rows.replace(old_logps_BT=rows.rollouts.logps_BT)
   stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
   return rows.replace(
-      old_logps_BT=np.where(stale_BT, rows.old_logps_BT, logps_BT),
-      stale_lengths_B=np.where(rows.age_B >= 0, rows.rollouts.lengths_B, 0),
+      old_logps_BT=np.where(stale_BT, rows.old_logps_BT, logps_BT)
   )
 
 

@@ -78,8 +78,6 @@ class GroupReplay:
     found = groups(rows.rollouts.ids_B)
     new = take(rows, [x for x in found if rows.age_B[x[0]] == 0])
     new = take(new, _with_signal(new, signal))
-    # The trainer's log-probs of tokens of another policy are computed anew.
-    new = new.replace(stale_lengths_B=np.zeros_like(new.stale_lengths_B))
     everything = concatenate([old, new])
 
     # Drop what would be too old in the next step, then draw.

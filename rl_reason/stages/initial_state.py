@@ -109,11 +109,11 @@ def frozen_base(sft_params: Tree, dtype: str) -> Tree:
 
 def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
-  no_rows = collectors.empty_rows(c, c.rollout.batch)
-  kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
+  kept = history = None
   if c.rollout.replay:  # the groups of the next step
     count = c.rollout.replay * c.rollout.group_size
     kept = collectors.empty_rows(c, count)
-  if not facts.has_history(c):
-    return kept, None
-  return kept, history_lib.empty(no_rows, c.advantage.history)
+  if facts.has_history(c):
+    no_rows = collectors.empty_rows(c, c.rollout.batch)
+    history = history_lib.empty(no_rows, c.advantage.history)
+  return kept, history

@@ -222,7 +222,7 @@ def train(
   )
 
   def sample_batch(step: int, weights: Tree, on_dispatch: Callable[[], None]):
-    """The batch of a step, surplus groups, metrics, and counts."""
+    """The batch of a step, metrics, and counts."""
     collector.start_step()
     found = dynamic_sampling.fill_batch(
         samples.watch(step, collector.collect, weights, on_dispatch),
@@ -262,10 +262,10 @@ def train(
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.
       weights = certificate.weights(state.step, params)
-      rows, surplus, metrics, counts = collect(
+      rows, metrics, counts = collect(
           state.step, weights, on_dispatch=logger.flush
       )
-      logger.flush()  # not yet, if groups that were kept fill the batch
+      logger.flush()  # not yet, if the engine has not called it
       metrics |= certificate.of_weights(rows, counts, params, weights)
       del weights  # freed before the update
       plan = plan_rows(rows.rollouts, state.step)
@@ -277,10 +277,6 @@ def train(
         logps_BT, entropy_BT, squares_BT = trainer_logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
-      state.kept = None
-      if surplus is not None:
-        logps_BT, *_ = trainer_logps(params, plan_rows(surplus.rollouts))
-        state.kept = with_old_logps(surplus, logps_BT)
       if state.replay is not None:  # older groups are part of the next batch
         state.kept, found = state.replay.exchange(
             rows, signal(state.step), state.step

@@ -111,20 +111,13 @@ class Certificate:
   ) -> dict[str, float]:
     """Compares the log-probs of sampler and trainer.
 
-    Compared are the tokens of this step's policy, and tokens of an older one
-    where the trainer's log-probs by that older one are known, which they are of
-    groups that were kept. Without `logps_BT`, the update compares them itself.
+    Compared are the tokens of this step's policy. Without `logps_BT`, the
+    update compares them itself.
     """
     if logps_BT is None:
       return {}
     sampler_BT, mask_BT = rows.rollouts.logps_BT, rows.rollouts.mask_BT
-    stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
-    known_BT = ~stale_BT | (rows.old_logps_BT != sampler_BT)
-    real_B = rows.age_B == 0
-    if not self._ahead:  # replayed groups have no stale tokens
-      real_B |= (rows.age_B > 0) & (rows.stale_lengths_B > 0)
-    trainer_BT = np.where(stale_BT, rows.old_logps_BT, logps_BT)
-    gap = np.abs(sampler_BT - trainer_BT)[mask_BT & known_BT & real_B[:, None]]
+    gap = np.abs(sampler_BT - logps_BT)[mask_BT & (rows.age_B == 0)[:, None]]
     return {"rollout/logp_gap_mean": gap.mean()} if gap.size else {}
 
   def digest(self, params: Tree) -> Any:

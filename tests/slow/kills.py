@@ -30,7 +30,11 @@ FLAGS = (
     "--config.checkpoint.every=3",
     "--config.evaluate.every=0",
 )
-KEEP = ("--config.dynamic_sampling.surplus=keep", "--config.updates.epochs=2")
+KEEP = (
+    "--config.rollout.replay=2",
+    "--config.correction.name=truncate",
+    "--config.updates.epochs=2",
+)
 # Every preset, and what carries state from one step to the next.
 RUNS: dict[str, tuple[str, ...]] = {
     **{

@@ -302,11 +302,6 @@ HEALTHY = {
     "lora": LORA,
     "lora, bfloat16": LORA | dict(model__dtype="bfloat16"),
     "lora, int8": LORA | dict(rollout__weights="int8"),
-    "surplus kept": dict(
-        dynamic_sampling__enabled=True,
-        dynamic_sampling__surplus="keep",
-        dynamic_sampling__batches=2,
-    ),
     "sampled ahead": dict(rl__staleness=1),
     "sampled ahead, int8": dict(rl__staleness=2, rollout__weights="int8"),
     "experts": MOE | dict(rollout__replay_routing=False),
@@ -326,9 +321,8 @@ def test_a_healthy_run_has_no_alert(name, tmp_path, monkeypatch):
   lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == "rl"]
   assert alerts_of(tmp_path) == {n: [] for n in range(1, STEPS + 1)}, said
   ahead = session.config.rl.staleness
-  if "surplus" not in name:
-    versions = [x["rollout/policy_version"] for x in lines]
-    assert versions == [max(n - ahead, 0) for n in range(STEPS)]
+  versions = [x["rollout/policy_version"] for x in lines]
+  assert versions == [max(n - ahead, 0) for n in range(STEPS)]
   gaps = [x["rollout/logp_gap_mean"] for x in lines]
   print(name, gaps, max(x["rollout/logp_gap_max"] for x in lines))
   c = config.flat(session.config)

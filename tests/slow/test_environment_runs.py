@@ -149,6 +149,7 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
   (text := tmp_path / "corpus.txt").write_text("1+1=2" * 99)
   changes = FIELDS | test_resume.RARE | dict(advantage__name="returns_by_turn")
   changes |= dict(loss__observation_nll=0.1, streams__text=0.1)
+  changes |= dict(rollout__replay=1, correction__name="truncate")
   changes |= dict(streams__text_sources=str(text), streams__text_batch=4)
   _, (metrics, samples) = test_resume.assert_same(
       tmp_path,

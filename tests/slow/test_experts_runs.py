@@ -28,8 +28,8 @@ REPLAY = dict(
     [
         dict(rl__staleness=1),
         dict(
-            dynamic_sampling__batches=2,
-            dynamic_sampling__surplus="keep",
+            rollout__replay=1,
+            correction__name="truncate",
             kl__kind="k3",
             kl__coef=0.1,
         ),

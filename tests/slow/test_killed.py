@@ -18,7 +18,7 @@ KILLER = str(ROOT / "tests" / "slow" / "killer.py")
 
 
 def start(workdir, cache, *how, more=(), file_bytes=None):
-  """A run of DAPO that keeps surplus groups."""
+  """A run of DAPO that replays groups."""
   limit = file_bytes and (
       lambda: resource.setrlimit(resource.RLIMIT_FSIZE, [file_bytes] * 2)
   )

@@ -21,10 +21,11 @@ def pairs(response, row):
 """
 
 PLACES = {
-    "surplus": dict(
+    "replay": dict(
         advantage__name="returns_by_turn",
         reward__process="potentials",
-        dynamic_sampling__surplus="keep",
+        rollout__replay=1,
+        correction__name="truncate",
     ),
     "critic": dict(advantage__name="gae_by_turn", critic__pretrain_steps=1),
     "ahead": dict(advantage__name="process_norm", rl__staleness=1),
@@ -89,11 +90,11 @@ def test_continuations(temperature, tmp_path, half_correct, monkeypatch):
 
     monkeypatch.setattr(collector, "_grade", watched)
     metrics = {"tokens/generated": 1000}
-    out, surplus, metrics = collector.with_returns(
-        rows, None, metrics, weights=weights, step=1
+    out, metrics = collector.with_returns(
+        rows, metrics, weights=weights, step=1
     )
   total_B = np.asarray(reward(credit_inputs(rows, progress=np.float32(0.5))))
-  assert surplus is None and metrics["train/prefixes_failed"] == 0
+  assert metrics["train/prefixes_failed"] == 0
   np.testing.assert_array_equal(out.correct_B, rows.correct_B)
 
   # The prefixes, in order; all calls but the last one are full.
