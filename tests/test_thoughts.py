@@ -2,6 +2,8 @@
 
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
+import json
+
 import numpy as np
 import pytest
 from tiny_data import (  # noqa: F401  (fixtures)
@@ -280,6 +282,28 @@ def test_a_call_of_a_tool_that_the_template_leaves_out(thinker, content):
   assert found.prompt == "<user>1+1?<assistant>2<user>1+1?"
   [[sample]] = tally["samples"].values()
   assert "the first of which calls tools" in sample
+
+
+SCHEMAS = [dict(type="function", function=dict(name="double"))]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "told"),
+    [
+        ("tools", SCHEMAS, True),
+        ("tools", json.dumps(SCHEMAS), True),
+        ("functions", [dict(name="double")], True),
+        *[("tools", "[]", False), ("tools", [], False), ("tools", None, False)],
+        *[("tools", "a hammer", False), ("tools", ["saw"], False)],
+    ],
+)
+def test_schemas_of_tools_that_prompts_leave_out_are_told(
+    thinker, column, cell, told
+):
+  given = [{"messages": asked(), column: cell}]
+  [found], tally = thinker("", given)
+  assert found.prompt == "<user>1+1?"
+  assert tally["notes"] == ({screening.TOOLS: 1} if told else {})
 
 
 # --- tools -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import functools
 import types
+from typing import Any
 
 from rl_reason.base import errors
 from rl_reason.data import published, screening, templates, tokenizer
@@ -97,6 +98,8 @@ class RowBuilder:
       prompt, turns, notes = self._rendered(turns)
     except templates.PromptError as e:
       return Fault(screening.UNRENDERED, f"{e}: {example.question}")
+    if any(map(_are_schemas, map(example.columns.get, ("tools", "functions")))):
+      notes.append(screening.TOOLS)
     ids = self._encode(prompt)
     if not ids:
       return Fault(screening.NO_TOKEN, example.question)
@@ -184,3 +187,10 @@ class RowBuilder:
           len(ids) + 1,
       )
     return None
+
+
+def _are_schemas(cell: Any) -> bool:
+  """Whether a cell has schemas of tools: objects, or a text with these."""
+  if isinstance(cell, str):
+    return cell.lstrip().startswith("[{")
+  return isinstance(cell, list) and bool(cell) and isinstance(cell[0], dict)

@@ -33,6 +33,11 @@ RENAMED = (
     "the chat template does not show the role developer: these messages have"
     " the role system"
 )
+TOOLS = (
+    "a column with schemas of tools is no part of prompts: write them into a"
+    " system message, or let an environment offer the tools"
+    " (environments/tools.py)"
+)
 
 
 class Fault(NamedTuple):
