@@ -3,7 +3,7 @@
   python -m rl_reason.main --config=configs/abs_kl.py
 
 Held-out accuracy: 23% to 91% after 30 of its 40 steps (eight seeds,
-results/recent_more.md).
+studies/recent/recent_more.md).
 """
 
 from rl_reason.configs import base

@@ -3,7 +3,8 @@
   python -m rl_reason.main --config=configs/deepseek_v3_2.py
 
 Held-out accuracy: 23% to 92% after 30 of its 40 steps (eight seeds,
-results/recent_more.md). The paper states neither the threshold of the mask nor
+studies/recent/recent_more.md). The paper states neither the threshold of the
+mask nor
 the coefficient of the KL nor the clip. Its models are mixtures of experts: see
 rollout.replay_routing for "keep routing".
 """

@@ -3,7 +3,7 @@
   python -m rl_reason.main --config=configs/gdpo.py
 
 Held-out accuracy: 22% to 92% after 30 of its 40 steps (eight seeds,
-results/recent.md).
+studies/recent/recent.md).
 """
 
 from rl_reason.configs import base

@@ -3,7 +3,8 @@
   python -m rl_reason.main --config=configs/m2po.py
 
 Held-out accuracy: 23% to 68% after 30 of its 40 steps, GRPO on data as old 80%
-(eight seeds, results/recent_more.md). The paper's data are up to 256 updates
+(eight seeds, studies/recent/recent_more.md). The paper's data are up to 256
+updates
 old; here they are 8 rollouts, of 8 updates each, old.
 """
 

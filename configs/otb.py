@@ -3,7 +3,7 @@
   python -m rl_reason.main --config=configs/otb.py
 
 Held-out accuracy: 23% to 82% after 30 of its 40 steps (eight seeds,
-results/recent_more.md).
+studies/recent/recent_more.md).
 """
 
 from rl_reason.configs import base

@@ -8,9 +8,10 @@ model minus a KL to the SFT model, with a critic that starts from the reward
 model. No verdict enters the reward.
 
 Held-out accuracy: 24% to 55% after 30 of its 40 steps (eight seeds,
-results/baselines.md). At a KL coefficient of .2 the policy exploits the reward
+studies/baselines/baselines.md). At a KL coefficient of .2 the policy exploits
+the reward
 model: accuracy rises to 55% at step 5 and ends at 22%, while the score goes on
-rising (seed 1, results/plans/baselines.md).
+rising (seed 1, studies/baselines/plan.md).
 """
 
 from rl_reason.configs import ppo

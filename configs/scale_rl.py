@@ -4,7 +4,8 @@
   python -m rl_reason.main --config=configs/scale_rl.py:interrupt
 
 Held-out accuracy: 23% to 88% after 30 of its 40 steps, with interruptions 83%
-(eight seeds, results/recent_more.md). The variant interrupts long thoughts (see
+(eight seeds, studies/recent/recent_more.md). The variant interrupts long
+thoughts (see
 rl_reason/environments/interrupt.py). Updates of the weights within a response
 (PipelineRL) are missing.
 """

@@ -100,7 +100,7 @@ def test_a_digest_depends_on_data_and_is_read_from_the_file(tmp_path):
 
 def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
   """Its curves and differences are the numbers of the data."""
-  path = ROOT / "results" / "recent.json"
+  path = ROOT / "studies" / "recent" / "recent.json"
   data = json.loads(path.read_text())
   small, forests = ablation_pages.figure(data)["blocks"]
   names = [panel["title"] for panel in small["panels"]]
@@ -123,7 +123,7 @@ def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
 
 
 def test_an_ablation_of_few_rows_has_a_panel_for_each_measure_and_row():
-  data = json.loads((ROOT / "results" / "dapo_ladder.json").read_text())
+  data = results.read("dapo_ladder")
   _, small, _ = ablation_pages.figure(data)["blocks"]
   names = [k for k, x in data["measures"].items() if x["stage"] == "rl"]
   assert len(small["panels"]) == len(names) * (len(data["rows"]) - 1)

@@ -1,8 +1,9 @@
-"""The baselines in one table: SFT, PPO, a reward model, GRPO, DAPO, VAPO.
+r"""The baselines in one table: SFT, PPO, a reward model, GRPO, DAPO, VAPO.
 
-python -m rl_reason.ablate --config=configs/ablations/baselines.py
+python -m rl_reason.ablate --out=studies/baselines \
+  --config=configs/ablations/baselines.py
 
-See results/plans/baselines.md.
+See studies/baselines/plan.md.
 """
 
 from rl_reason.lab import ablate

@@ -1,8 +1,11 @@
-"""From PPO to VAPO where the first of many tokens decides (arXiv:2504.05118).
+r"""From PPO to VAPO where the first of many tokens decides (arXiv:2504.05118).
 
-  python -m rl_reason.ablate --config=configs/ablations/chain.py     # 64 tokens
-  python -m rl_reason.ablate --config=configs/ablations/chain.py:128
-  python -m rl_reason.ablate --config=configs/ablations/chain.py:256
+  python -m rl_reason.ablate --out=studies/chain \
+    --config=configs/ablations/chain.py     # 64 tokens
+  python -m rl_reason.ablate --out=studies/chain \
+    --config=configs/ablations/chain.py:128
+  python -m rl_reason.ablate --out=studies/chain \
+    --config=configs/ablations/chain.py:256
 
 A chain of 64, 128 or 256 tokens is right, a guess of one token is not; the
 first token decides. See rl_reason/tasks/chain.py and studies/chain/plan.md.

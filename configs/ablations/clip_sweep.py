@@ -1,6 +1,7 @@
-"""Clip-higher (DAPO, arXiv:2503.14476, sec 3.1): how high?
+r"""Clip-higher (DAPO, arXiv:2503.14476, sec 3.1): how high?
 
-python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
+python -m rl_reason.ablate --out=studies/clip_sweep \
+  --config=configs/ablations/clip_sweep.py
 """
 
 from rl_reason.lab import ablate

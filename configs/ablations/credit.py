@@ -1,10 +1,11 @@
-"""Credit below the response: blocks of a parity, judged one by one.
+r"""Credit below the response: blocks of a parity, judged one by one.
 
-python -m rl_reason.ablate --config=configs/ablations/credit.py
+python -m rl_reason.ablate --out=studies/credit \
+  --config=configs/ablations/credit.py
 
 DAPO on parities, with rewards of blocks at the end of the response and of each
 block, with potentials, and with values of prefixes by rollouts. The axis of
-generated tokens counts continuations. See results/plans/credit.md.
+generated tokens counts continuations. See studies/credit/plan.md.
 """
 
 from rl_reason.lab import ablate

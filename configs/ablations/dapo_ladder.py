@@ -1,6 +1,7 @@
-"""From GRPO to DAPO, one technique at a time (arXiv:2503.14476, table 1).
+r"""From GRPO to DAPO, one technique at a time (arXiv:2503.14476, table 1).
 
-python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
+python -m rl_reason.ablate --out=studies/dapo_ladder \
+  --config=configs/ablations/dapo_ladder.py
 """
 
 from rl_reason.lab import ablate

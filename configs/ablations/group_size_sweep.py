@@ -1,6 +1,7 @@
-"""Few prompts with many responses, or many prompts with few?
+r"""Few prompts with many responses, or many prompts with few?
 
-python -m rl_reason.ablate --config=configs/ablations/group_size_sweep.py
+python -m rl_reason.ablate --out=studies/group_size_sweep \
+  --config=configs/ablations/group_size_sweep.py
 """
 
 from rl_reason.lab import ablate

@@ -1,8 +1,9 @@
-"""Algorithms of recent papers against GRPO, at equal steps and equal tokens.
+r"""Algorithms of recent papers against GRPO, at equal steps and equal tokens.
 
-python -m rl_reason.ablate --config=configs/ablations/recent.py
+python -m rl_reason.ablate --out=studies/recent \
+  --config=configs/ablations/recent.py
 
-See results/plans/recent.md.
+See studies/recent/plan.md.
 """
 
 from rl_reason.lab import ablate

@@ -1,8 +1,9 @@
-"""More algorithms of recent papers against GRPO, and old data.
+r"""More algorithms of recent papers against GRPO, and old data.
 
-python -m rl_reason.ablate --config=configs/ablations/recent_more.py
+python -m rl_reason.ablate --out=studies/recent \
+  --config=configs/ablations/recent_more.py
 
-See results/plans/recent.md.
+See studies/recent/plan.md.
 """
 
 from rl_reason.lab import ablate

@@ -1,7 +1,7 @@
 r"""How old may the policy be that sampled a batch, and which correction helps?
 
-python -m rl_reason.ablate --config=configs/ablations/staleness.py \
-  --out=studies/staleness
+python -m rl_reason.ablate --out=studies/staleness \
+  --config=configs/ablations/staleness.py
 """
 
 from rl_reason.lab import ablate

@@ -1,6 +1,7 @@
-"""Does value pretraining alone rescue PPO (arXiv:2504.05118, table 1)?
+r"""Does value pretraining alone rescue PPO (arXiv:2504.05118, table 1)?
 
-  python -m rl_reason.ablate --config=configs/ablations/value_pretraining.py
+  python -m rl_reason.ablate --out=studies/value_pretraining \
+    --config=configs/ablations/value_pretraining.py
 
 Two rows of `vapo_leave_one_out.py` on eight other seeds: five left it open.
 """

@@ -1,6 +1,7 @@
-"""VAPO without one technique at a time (arXiv:2504.05118, table 1).
+r"""VAPO without one technique at a time (arXiv:2504.05118, table 1).
 
-python -m rl_reason.ablate --config=configs/ablations/vapo_leave_one_out.py
+python -m rl_reason.ablate --out=studies/vapo_leave_one_out \
+  --config=configs/ablations/vapo_leave_one_out.py
 """
 
 from rl_reason.lab import ablate

@@ -1,12 +1,15 @@
-"""Variants that no config uses, against the parts that they would replace.
+r"""Variants that no config uses, against the parts that they would replace.
 
-python -m rl_reason.ablate --config=configs/ablations/variants.py
-python -m rl_reason.ablate --config=configs/ablations/variants.py:critic
-python -m rl_reason.ablate --config=configs/ablations/variants.py:difficulties
+python -m rl_reason.ablate --out=studies/variants \
+  --config=configs/ablations/variants.py
+python -m rl_reason.ablate --out=studies/variants \
+  --config=configs/ablations/variants.py:critic
+python -m rl_reason.ablate --out=studies/variants \
+  --config=configs/ablations/variants.py:difficulties
 
 All on parities. GRPO and its advantages and clip; PPO and its critic; and
 what reads the difficulty of a prompt, on prompts of three difficulties. See
-results/plans/variants.md.
+studies/variants/plan.md.
 """
 
 from rl_reason.lab import ablate
