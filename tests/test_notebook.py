@@ -12,7 +12,7 @@ from rl_reason.base import config, errors
 from rl_reason.configs import base
 from rl_reason.report import notebook
 
-NAMES = ("quickstart", "own_task")
+NAMES = ("quickstart", "own_task", "real_model")
 TEXTS = {x: (ROOT / "notebooks" / f"{x}.ipynb").read_text() for x in NAMES}
 CELLS = {x: json.loads(text)["cells"] for x, text in TEXTS.items()}
 FIELD = r"[a-z_]+(\.[a-z_]+)+"
@@ -67,6 +67,14 @@ def test_a_task_of_ones_own_says_its_time():
   text = printed("own_task")
   assert len(re.findall(r"[\d.]+ minutes, \d+ CPU seconds", text)) == 2
   assert "alerts: " in text and "after 40 steps" in text
+
+
+def test_the_real_model_shows_its_responses_before_and_after():
+  text = printed("real_model")
+  assert "at step 0" in text and "after 40 steps" in text
+  assert len(re.findall(r"^    SFT +(?:right|wrong)  '", text, re.M)) >= 6
+  assert len(re.findall(r"^    RL +(?:right|wrong)  '", text, re.M)) >= 6
+  assert re.search(r"^rl: \d+ minutes$", text, re.M)
 
 
 @each_notebook
