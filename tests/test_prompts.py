@@ -1,6 +1,7 @@
 """Prompt templates: what is asked for, chats, and tokens nobody may write."""
 
 import copy
+import datetime
 import functools
 import inspect
 import sys
@@ -296,6 +297,8 @@ def test_a_template_with_the_date_of_today(tok, template, dated):
   tok.chat_template = template
   assert templates.is_dated(tok, {}) == dated
   assert not templates.is_dated(tok, dict(date_string="26 Jul 2024"))
+  tok.chat_template = f"Written in {datetime.date.today().year}."
+  assert not templates.is_dated(tok, {})
 
 
 def test_reserved_tokens(tok):
