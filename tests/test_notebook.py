@@ -129,7 +129,8 @@ def test_fields_that_it_sets_exist(name):
 @each_notebook
 def test_files_that_it_names_exist(name):
   text = re.sub(r"https:\S+", "", "".join(sources(name)))
-  for path in re.findall(r"(?:configs|launch|docs|rl_reason)/[\w/.]+\w", text):
+  folders = "bench|configs|docs|launch|notebooks|results|rl_reason"
+  for path in re.findall(rf"(?:{folders})/[\w/.]+\w", text):
     assert (ROOT / path).exists(), path
 
 
