@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom."""
+"""The quickstart runs from top to bottom."""
 
 import os
 import shutil
@@ -9,38 +9,24 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 
-def executed(name, replaced, tmp_path, monkeypatch):
-  """The notebook after a run beside a copy of the package, and its folder.
-
-  Args:
-    name: of the file, without .ipynb.
-    replaced: texts of the code -> what stands there instead.
-  """
+def test_it_runs(tmp_path, monkeypatch):
+  """In smoke mode, with live curves, the report and a reward of its own."""
   nbclient = pytest.importorskip("nbclient")
   nbformat = pytest.importorskip("nbformat")
   pytest.importorskip("ipykernel")
-  for folder in ("rl_reason", "configs", "notebooks"):
-    shutil.copytree(ROOT / folder, tmp_path / folder)
+  for name in ("rl_reason", "configs", "notebooks"):
+    shutil.copytree(ROOT / name, tmp_path / name)
   monkeypatch.setenv("XLA_FLAGS", "")  # one device, as a user has it
   # The copy's package, also where another one is installed.
   path = os.environ.get("PYTHONPATH", "")
   monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{path}")
   where = tmp_path / "notebooks"
-  nb = nbformat.read(where / f"{name}.ipynb", as_version=4)
-  for before, after in replaced.items():
-    assert any(before in cell.source for cell in nb.cells), before
-    for cell in nb.cells:
-      cell.source = cell.source.replace(before, after)
+  nb = nbformat.read(where / "quickstart.ipynb", as_version=4)
+  for cell in nb.cells:
+    cell.source = cell.source.replace("SMOKE = False", "SMOKE = True")
   nbclient.NotebookClient(
       nb, timeout=600, resources={"metadata": {"path": where}}
   ).execute()
-  return nb, where
-
-
-def test_it_runs(tmp_path, monkeypatch):
-  """In smoke mode, with live curves, the report and a reward of its own."""
-  smoke = {"SMOKE = False": "SMOKE = True"}
-  nb, where = executed("quickstart", smoke, tmp_path, monkeypatch)
 
   outputs = [x for cell in nb.cells for x in cell.get("outputs", [])]
   printed = "".join(x.text for x in outputs if x.output_type == "stream")
@@ -63,22 +49,3 @@ def test_it_runs(tmp_path, monkeypatch):
       where / "runs" / "quickstart-smoke-short" / "metrics.jsonl"
   ).read_text()
   assert "reward/" in metrics and '"stage": "sft"' not in metrics
-
-
-def test_a_task_of_ones_own(tmp_path, monkeypatch):
-  """With few steps: both runs, the table of steps, and the questions."""
-  few = {
-      "c.sft.lr = 600,": "c.sft.lr = 20,",
-      "c.optimizer.lr = 40,": "c.optimizer.lr = 2,",
-      "c.evaluate.prompts, c.evaluate.interim_prompts = 200, 100": (
-          "c.evaluate.prompts, c.evaluate.interim_prompts = 20, 10"
-      ),
-  }
-  nb, where = executed("own_task", few, tmp_path, monkeypatch)
-  outputs = [x for cell in nb.cells for x in cell.get("outputs", [])]
-  printed = "".join(x.text for x in outputs if x.output_type == "stream")
-  assert "after 2 steps" in printed and "traps, the policy solves" in printed
-  assert "fewest alone: held-out" in printed and "alerts: " in printed
-  assert printed.count("CPU seconds") == 2
-  metrics = (where / "runs" / "coins-strict" / "metrics.jsonl").read_text()
-  assert '"stage": "sft"' not in metrics  # sft.reuse
