@@ -222,7 +222,8 @@ def test_what_no_value_would_satisfy_is_told(lines):
         (
             {"model.path": "no_chat", "data.chat": "true"},
             "data.chat = True: the tokenizer's chat template refuses this"
-            " (TemplateError: only users): correct data.template_args, set"
+            " (TemplateError: only users): give messages that it takes,"
+            " correct data.template_args, set"
             " data.system = '', or data.chat = False",
         ),
         (
