@@ -105,7 +105,7 @@ def main_command(*args: str) -> None:
 
 
 def run_trl(seed: int) -> None:
-  """Trains with TRL, then evaluates the policy as those of this package."""
+  """Trains with TRL; the evaluation of this package then scores the policy."""
   out, start = directory(TRL, seed), directory(RL, seed)
   out.mkdir(parents=True, exist_ok=True)
   common = f"--config={CONFIG}", f"--config.seed={seed}"
@@ -230,10 +230,9 @@ def measure(given) -> dict:
   known = {(x["row"], x["seed"]): x for x in out["runs"]}
   for row, seed in by_row():
     asked = row in given.rows and seed in ROWS[row][: given.seeds]
-    if asked and not given.collect and (row, seed) not in known:
-      if finished(row, seed):
-        pass
-      elif row == TRL:
+    missing = (row, seed) not in known and not finished(row, seed)
+    if asked and missing and not given.collect:
+      if row == TRL:
         run_trl(seed)
       else:
         runs.make([job(row, seed)])
