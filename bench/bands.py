@@ -25,7 +25,7 @@ import numpy as np
 
 from bench import results
 from rl_reason.base import config as config_lib, json_files
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.configs.ablations import table as algorithms
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import bands
@@ -202,7 +202,7 @@ def _share(logit: np.ndarray) -> np.ndarray:
 
 def _flat(config: str) -> dict[str, Any]:
   """The fields of a config, as config.json of a run has them."""
-  c, _ = checked.checked(f"configs/{config}.py", {})
+  c, _ = config_checks.checked(f"configs/{config}.py", {})
   return json.loads(json.dumps(config_lib.flat(c)))
 
 

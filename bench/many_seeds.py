@@ -138,14 +138,14 @@ def programs() -> dict[str, tuple[Callable, Callable[[int], tuple]]]:
   from bench import ours
   from rl_reason import tasks
   from rl_reason.base.structs import Batch
-  from rl_reason.checks import checked
+  from rl_reason.checks import config_checks
   from rl_reason.data import pipelines, tokenizer
   from rl_reason.models import decoder
   from rl_reason.rollout import decode_loop, sampler
   from rl_reason.stages import build_step, model, optimizers
   from rl_reason.training import optimizer, packing, step as step_lib
 
-  c, _ = checked.checked(CONFIG, {})
+  c, _ = config_checks.checked(CONFIG, {})
   task = tasks.get(c.task.name)
   tok = tokenizer.load("", task.ALPHABET)
   cfg = model.policy_shape(c, None, tok, lambda _: None)

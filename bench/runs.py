@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.lab import jobs
 
 HELD_OUT = {"evaluate.validation": False}  # curves select no checkpoint
@@ -25,7 +25,7 @@ def run(
     fields: {field: value} that differ from the config.
     bases: work directories of runs that this run needs.
   """
-  c, _ = checked.checked(config, fields)
+  c, _ = config_checks.checked(config, fields)
   args = jobs.arguments(config, fields, workdir)
   return jobs.Job(
       workdir.name, workdir, args, config_lib.flat(c), bases, row=workdir.name

@@ -62,13 +62,13 @@ def peaks(path: str, given: dict) -> dict:
   """
   import jax
 
-  from rl_reason.checks import checked
+  from rl_reason.checks import config_checks
   from rl_reason.devices import device_mesh
   from rl_reason.lab import memory_formula, model_shapes, size as size_stage
   from rl_reason.monitoring.display import Display
   from rl_reason.stages.model import Model, critic_config
 
-  c, _ = checked.checked(path, {k: str(x) for k, x in given.items()})
+  c, _ = config_checks.checked(path, {k: str(x) for k, x in given.items()})
   cfg = model_shapes.shape(c)
   value = critic_config(c, cfg)
   mesh, _ = device_mesh.make_meshes(**c.mesh)

@@ -24,7 +24,7 @@ from jax.experimental import topologies
 
 from bench import aot, collectives, results
 from rl_reason.base import errors
-from rl_reason.checks import checked, machine_checks
+from rl_reason.checks import config_checks, machine_checks
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -84,7 +84,7 @@ def config_of(model: str, kind: str, **fields):
   """The config of a run and the shape of its model, with kernels of a kind."""
   given = GIVEN | {"model.path": MODELS[model]}
   given |= {name.replace("__", "."): value for name, value in fields.items()}
-  c, _ = checked.checked("dapo_qwen", given)
+  c, _ = config_checks.checked("dapo_qwen", given)
   backend, _ = attention_backend(c, "gpu" if kind in GPUS else "tpu")
   return c, dataclasses.replace(model_shapes.shape(c), attention=backend)
 

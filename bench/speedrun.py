@@ -28,7 +28,7 @@ import time
 
 from bench import results
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.lab import ablate, comparison
 from rl_reason.monitoring import run_log
 from rl_reason.report import machine
@@ -199,7 +199,7 @@ def record(given) -> dict:
   """Makes the runs that are missing; returns the record."""
   args = command(given.config, given.override)
   variables = dict(XLA_FLAGS=given.xla_flags)
-  c, _ = checked.checked(given.config, _fields(given.override))
+  c, _ = config_checks.checked(given.config, _fields(given.override))
   folder = results.RUNS / NAME / re.sub(r"\W+", "-", given.name)
   what = dict(
       command=" ".join(
@@ -246,7 +246,7 @@ def _fields(overrides: list[str]) -> dict[str, str]:
 
 def _different(flat: dict) -> dict:
   """Fields that differ from configs/dapo.py."""
-  default = config_lib.flat(checked.checked("configs/dapo.py", {})[0])
+  default = config_lib.flat(config_checks.checked("configs/dapo.py", {})[0])
   found = {k: x for k, x in flat.items() if x != default.get(k)}
   return json.loads(json.dumps(found))
 

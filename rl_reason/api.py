@@ -27,7 +27,7 @@ from rl_reason.checks import (
 )
 from rl_reason.data import datasets, given_rows, known_sets
 from rl_reason.monitoring import output_guard as screen_lib
-from rl_reason.tasks import given
+from rl_reason.tasks import passed_objects
 
 HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
 
@@ -180,7 +180,9 @@ def train(
   usual = config_files.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []
   if task is not None:
-    fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
+    fields["task.name"] = (
+        task if isinstance(task, str) else passed_objects.name_of(task)
+    )
   if rows is not None:
     found, said = _row_fields(usual, fields, path, rows, evaluate_rows)
     fields, notes = fields | found, said
@@ -252,7 +254,7 @@ def _term(reward: Any) -> str:
         f"reward = {function!r}: must be a function, (function, weight), a term"
         " such as 'length*-0.1', or several of them"
     )
-  return f"{given.name_of(function)}*{weight}"
+  return f"{passed_objects.name_of(function)}*{weight}"
 
 
 def _row_fields(

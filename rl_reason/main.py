@@ -27,7 +27,7 @@ from absl import flags
 from rl_reason import run
 from rl_reason.checks import (
     command_line,
-    ending,
+    exit_status,
     installation,
     run_directory,
     usage,
@@ -117,7 +117,7 @@ def _explained(
   try:
     return function(workdir)
   except (Exception, SystemExit, KeyboardInterrupt) as e:
-    code, line, by_itself = ending.ending(e, workdir)
+    code, line, by_itself = exit_status.ending(e, workdir)
     if others and not by_itself:
       others.blame()  # most exceptions of a lost process precede its verdict
     if not line:

@@ -16,7 +16,12 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import content, facts, machine_checks, run_directory
+from rl_reason.checks import (
+    config_facts,
+    machine_checks,
+    path_contents,
+    run_directory,
+)
 from rl_reason.monitoring import stop_signals
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
@@ -90,7 +95,7 @@ def stages(
     logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
     from_record: the config is of the work directory, and what the run recorded
-      there replaces model.path and its tokenizer; see `stages.origin`.
+      there replaces model.path and its tokenizer; see `stages.starting_model`.
     earlier: evaluations of other work directories, to compare with.
 
   Returns:
@@ -129,7 +134,7 @@ def stages(
       fill_in(config, workdir, mesh, screen.say)
     cleanup.enter_context(_locked_directory(workdir, screen.say, stage))
     if stage in (*TRAINS, "generate"):
-      content.record(config, place)
+      path_contents.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage, recorded)
     if stage == "prepare":
       return None, None
@@ -197,14 +202,14 @@ def open_parts(
     ConfigError: the tokenizer, the checkpoint or the devices do not fit.
   """
   from rl_reason.checks import model_directory
-  from rl_reason.stages import model, origin, parts, prompt_start
+  from rl_reason.stages import model, parts, prompt_start, starting_model
 
   parts.check_machine(c)
   show = parts.show(screen)
-  source = origin.source(recorded) or model_directory.resolve(c)
+  source = starting_model.source(recorded) or model_directory.resolve(c)
   if source and c.model.path:  # an evaluation may have longer responses
     model_directory.require_context(c, source)
-  c.tokenizer = origin.tokenizer(recorded) or c.tokenizer
+  c.tokenizer = starting_model.tokenizer(recorded) or c.tokenizer
   task = environment = None
   if not used or {"row_source", "environments"} & {*used}:
     task, environment = parts.task(c, show)
@@ -252,7 +257,7 @@ def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   source = model_directory.resolve(c)
   name, place = c.model.path, source.path if source else None
   commit = machine.hub_commit(place)
-  if commit and not facts.revision(c, name):
+  if commit and not config_facts.revision(c, name):
     say(
         f"model.path = {name!r}: the newest version on the hub;"
         f" hub.revisions = '{name}={commit}' keeps it"
@@ -299,7 +304,7 @@ def _prepared(
     recorded: pathlib.Path | None,
 ) -> pathlib.Path | None:
   """Prepares the data files that the config names; returns their directory."""
-  from rl_reason.stages import origin, prepare
+  from rl_reason.stages import prepare, starting_model
 
   if stage == "prepare":
     return prepare.run(c, workdir, screen, stop)
@@ -312,7 +317,7 @@ def _prepared(
   if run_directory.has_rows(workdir, c):
     return prepare.again(c, workdir, screen)
   c.data.train = ""  # the training data of the run stay as they are
-  path = origin.tokenizer(recorded) or origin.model(recorded)
+  path = starting_model.tokenizer(recorded) or starting_model.model(recorded)
   return prepare.run(c, workdir / "evaluation", screen, stop, path)
 
 
@@ -325,14 +330,14 @@ def _begin(
   from rl_reason.base import json_files
   from rl_reason.monitoring import run_log
   from rl_reason.report import head, machine
-  from rl_reason.stages import observers, origin, trained
+  from rl_reason.stages import observers, starting_model, trained_parameters
 
-  with_parts(trained.check_classifiers, parts)
+  with_parts(trained_parameters.check_classifiers, parts)
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
     own = parts["tok"] if c.tokenizer or not parts["source"] else None
-    origin.record(workdir, parts["source"], own)
+    starting_model.record(workdir, parts["source"], own)
     about = machine.describe(place)
     json_files.write_json(workdir / machine.FILE, about)
     sizes = observers.model_sizes(c, parts["model"])

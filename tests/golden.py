@@ -19,12 +19,12 @@ from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import TrainState
 from rl_reason.models import (
     attention,
-    collision,
     critic,
     decoder,
     packed_attention,
     parameters,
     rope,
+    squared_probabilities,
 )
 from rl_reason.training import optimizer as optimizer_lib, step
 
@@ -93,7 +93,7 @@ def wide(monkeypatch):
   monkeypatch.setattr(attention, "jnp", Wide())
   monkeypatch.setattr(packed_attention, "jnp", Wide())
   monkeypatch.setattr(decoder, "jnp", Wide())
-  monkeypatch.setattr(collision, "jnp", Wide())
+  monkeypatch.setattr(squared_probabilities, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
   monkeypatch.setattr(rope, "jnp", Wide())

@@ -23,7 +23,7 @@ from tiny_session import programs
 
 from rl_reason.base import config
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.checks import checked, facts
+from rl_reason.checks import config_checks, config_facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import rounds
@@ -355,7 +355,7 @@ def small(name):
   c = importlib.import_module(f"configs.{name}").get_config()
   if c.rounds.count:  # the run of a round, whose reward is a model's score
     c = rounds.of_round(c, 1, pathlib.Path("rounds"), model="rounds/model")
-  checked.fields(c)
+  config_checks.fields(c)
   fields = config.flat(c)
   for field, wanted in PAPERS[name].fields.items():
     assert fields[field] == wanted, field
@@ -370,7 +370,7 @@ def small(name):
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
   c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
-  checked.fields(c)
+  config_checks.fields(c)
   return c
 
 
@@ -529,17 +529,17 @@ def step_of(name, cfg):
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
   model = model_of(c, cfg)
   full_size = importlib.import_module(f"configs.{name}").get_config()
-  on_policy = facts.on_policy(full_size)
+  on_policy = config_facts.on_policy(full_size)
   with (
       jax.set_mesh(model.mesh),
       mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
     run = programs(c, model, on_policy=on_policy)
     values_BT = squares_BT = None
-    if facts.reads_squares(c):
+    if config_facts.reads_squares(c):
       params = on_device(leaves, jnp.float64)
       squares_BT = run.logps(params, plans[0])[2]
-    if facts.has_critic(c):
+    if config_facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
     inputs = experience.credit_inputs(
@@ -568,7 +568,7 @@ def step_of(name, cfg):
       params = on_device(leaves, jnp.float64)
       state = optimizer.new_state(params, *run.optimizer)
       updated.append(jax.device_get(run.update(state, *minibatches, coefs)))
-      if facts.has_critic(c):
+      if config_facts.has_critic(c):
         params = on_device(critics[1], jnp.float64)
         state = optimizer.new_state(params, *run.critic_optimizer)
         done = run.update_critic(state, *minibatches)

@@ -11,7 +11,7 @@ from tiny_session import call
 
 from rl_reason import run
 from rl_reason.base import config as config_lib, json_files
-from rl_reason.checks import checked, saved_config
+from rl_reason.checks import config_checks, saved_config
 from rl_reason.lab import replay
 from rl_reason.monitoring import display
 from rl_reason.stages import interim, rl, sft
@@ -33,7 +33,7 @@ def config(**changes):
   c = tiny_session.tiny_config()
   for name, value in changes.items():
     tiny_session.set_field(c, name.replace("__", "."), value)
-  return checked.checked(c, {})[0]
+  return config_checks.checked(c, {})[0]
 
 
 def quick(patch):

@@ -10,7 +10,7 @@ from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked, config_files
+from rl_reason.checks import config_checks, config_files
 from rl_reason.lab import ablate, ablation_pages, comparison, halving, jobs
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
@@ -250,7 +250,7 @@ def test_a_base_of_a_row_with_rounds_has_none():
   assert row.bases == (sft.workdir,)
   path, *flags = (x.removeprefix("--config") for x in sft.args[:-2])
   changes = dict(x[1:].split("=", 1) for x in flags)
-  checked.checked(path[1:], changes)  # the base is a run that can begin
+  config_checks.checked(path[1:], changes)  # the base is a run that can begin
 
 
 def test_data_of_a_row_with_rounds_are_those_of_its_rounds(tmp_path):

@@ -15,7 +15,7 @@ from rl_reason.base.fields import FIELDS
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.lab import generate
-from rl_reason.stages import card_fields, export, trained
+from rl_reason.stages import card_fields, export, trained_parameters
 
 
 def test_weights_by_hand():
@@ -88,7 +88,7 @@ def close(found, params, factor):
 )
 def test_the_policy_of_several_steps(session, which, factor, step):
   with jax.set_mesh(session.mesh):
-    params, critic, at, about = call(trained.policy, session, which)
+    params, critic, at, about = call(trained_parameters.policy, session, which)
   close(params, session.params, factor)
   assert critic is None and at == step
   assert (f"the mean of steps {which}" in about) == ("+" in which)
@@ -104,7 +104,7 @@ def test_the_policy_of_several_steps(session, which, factor, step):
 )
 def test_steps_that_have_no_mean_are_refused(session, which, words):
   with jax.set_mesh(session.mesh), pytest.raises(RunError, match=words):
-    call(trained.policy, session, which)
+    call(trained_parameters.policy, session, which)
 
 
 def test_what_does_not_take_a_mean(session):
@@ -113,7 +113,7 @@ def test_what_does_not_take_a_mean(session):
   c = session.config.copy_and_resolve_references()
   c.lora.rank = 2
   with pytest.raises(RunError, match="name one step"):
-    call(trained.rl, session.replace(c=c), "1+2")
+    call(trained_parameters.rl, session.replace(c=c), "1+2")
 
 
 def test_the_card_claims_no_accuracy_of_a_mean(tmp_path):

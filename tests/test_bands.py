@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from bench import bands as bench_bands, results
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.monitoring import bands, health
 from rl_reason.report import page
 from rl_reason.stages import interim
@@ -20,7 +20,7 @@ from studies.table import run as bench_table
 
 def fields_of(config, **changes):
   overrides = {k.replace("__", "."): x for k, x in changes.items()}
-  c, _ = checked.checked(config, overrides)
+  c, _ = config_checks.checked(config, overrides)
   return config_lib.flat(c)
 
 
@@ -201,7 +201,9 @@ def test_the_report_names_the_step(reward_band, tmp_path):
 
 def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
   monkeypatch.setattr(interim.accuracy, "calibration", lambda x, answer: [])
-  c, _ = checked.checked("configs/dapo.py", {"evaluate.validation": False})
+  c, _ = config_checks.checked(
+      "configs/dapo.py", {"evaluate.validation": False}
+  )
   said, name = [], "val-core/arithmetic/acc/mean@4"
   log = types.SimpleNamespace(metrics=lambda *x: None, samples=lambda x: None)
   output = types.SimpleNamespace(

@@ -17,7 +17,7 @@ from rl_reason.base import config, errors
 from rl_reason.base.errors import Stopped
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing import checkpoint, resumable
-from rl_reason.checks import checked, ending
+from rl_reason.checks import config_checks, exit_status
 from rl_reason.monitoring import display, run_log
 
 
@@ -259,7 +259,7 @@ def test_a_save_that_cannot_be_written_is_raised_once(tmp_path, capfd):
       c.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  code, line, _ = ending.ending(caught.value, tmp_path)
+  code, line, _ = exit_status.ending(caught.value, tmp_path)
   assert code == 1
   assert f"error: {tmp_path}: cannot be written (File too large; " in line
   assert "Traceback" not in capfd.readouterr().err
@@ -355,8 +355,8 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
 
 @pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.lr"])
 def test_learning_rates_are_bounded(field):
-  checked.checked("ppo", {field: "1.0", "optimizer.name": "sgd"})
+  config_checks.checked("ppo", {field: "1.0", "optimizer.name": "sgd"})
   with pytest.raises(errors.ConfigError, match=f"{field} = 1.0: .* 'adamw'"):
-    checked.checked("ppo", {field: "1.0"})
+    config_checks.checked("ppo", {field: "1.0"})
   with pytest.raises(errors.ConfigError, match=f"{field} = 1e.39: .* most 1:"):
-    checked.checked("ppo", {field: "1e39"})
+    config_checks.checked("ppo", {field: "1e39"})

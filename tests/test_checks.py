@@ -10,7 +10,7 @@ from rl_reason import tasks
 from rl_reason.base import config, errors, fields
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
-    checked,
+    config_checks,
     config_files,
     machine_checks,
 )
@@ -37,7 +37,7 @@ OF_OTHERS = {
 def error(changes, given=()):
   """The error of a file, or of a command line that gives some fields."""
   with pytest.raises(errors.ConfigError) as e:
-    checked.fields(with_fields(changes), given)
+    config_checks.fields(with_fields(changes), given)
   assert len(e.value.lines) == 1 + (changes in TWO_MISTAKES)
   return str(e.value)
 
@@ -328,17 +328,17 @@ def test_trajectories_are_not_sampled_ahead():
   c = config_files.read("configs/guess.py")
   c.rl.staleness = 1
   with pytest.raises(errors.ConfigError, match="rl.staleness = 1: trajectorie"):
-    checked.fields(c)
+    config_checks.fields(c)
 
 
 def test_a_source_with_difficulties_has_types():
   fields = FILES | {"data.train": "math", "advantage.groups": "type"}
-  checked.fields(with_fields(fields))
+  config_checks.fields(with_fields(fields))
   # Every set has pass rates, which a run measures.
   gsm8k = dict(fields, **{"data.train": "gsm8k", "rollout.types": "pass_rate"})
-  checked.fields(with_fields(gsm8k))
+  config_checks.fields(with_fields(gsm8k))
   fields["data.train"] = "somebody/rows"  # may have a column for it
-  checked.fields(with_fields(fields))
+  config_checks.fields(with_fields(fields))
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_a_source_with_difficulties_has_types():
 )
 def test_combinations_without_effect_are_warned_of(changes, words):
   c = with_fields(changes)
-  checked.fields(c)
-  lines = [x for x in checked.warnings(c) if "does nothing" not in x]
+  config_checks.fields(c)
+  lines = [x for x in config_checks.warnings(c) if "does nothing" not in x]
   assert len(lines) == bool(words) and all(words in x for x in lines)
 
 
@@ -415,17 +415,17 @@ def test_combinations_without_effect_are_warned_of(changes, words):
     ],
 )
 def test_interruptions_that_cannot_work_are_refused(changes, words):
-  checked.fields(with_fields(INTERRUPT))
+  config_checks.fields(with_fields(INTERRUPT))
   changes = {f"environment.{k}": x for k, x in changes.items()}
   with pytest.raises(errors.ConfigError) as e:
-    checked.fields(with_fields(INTERRUPT | changes))
+    config_checks.fields(with_fields(INTERRUPT | changes))
   assert words in str(e.value)
 
 
 def test_a_task_of_turns_is_not_interrupted():
   guess = {"task.name": "guess", "task.difficulties": (8,)}
   with pytest.raises(errors.ConfigError, match="guess has no verifier of"):
-    checked.fields(with_fields(INTERRUPT | guess))
+    config_checks.fields(with_fields(INTERRUPT | guess))
 
 
 @pytest.mark.parametrize(
@@ -445,10 +445,10 @@ def test_a_task_of_turns_is_not_interrupted():
 def test_fields_that_nothing_reads(changes, rest):
   """A file may leave them for another algorithm; a command line may not."""
   [name], c = changes, with_fields(changes | rest)
-  [line] = checked.warnings(c)
+  [line] = config_checks.warnings(c)
   assert line.startswith(f"{name} = {changes[name]!r}: does nothing")
   assert "does nothing" in error(changes | rest, given=(name,))
-  assert f"warning: {line}" in checked.checked(c, {})[1]
+  assert f"warning: {line}" in config_checks.checked(c, {})[1]
 
 
 def test_a_file_may_not_switch_something_on_in_vain():
@@ -456,36 +456,36 @@ def test_a_file_may_not_switch_something_on_in_vain():
   assert "without kl.coef" in error({"kl.kind": "k3"})
   assert "without data.chat" in error({"data.system": "Think."})
   line = "kl.place = 'reward': does nothing without kl.kind: set both"
-  [found] = checked.warnings(with_fields({"kl.place": "reward"}))
+  [found] = config_checks.warnings(with_fields({"kl.place": "reward"}))
   assert found.startswith(line)
 
 
 def test_fields_that_something_reads():
   changes = {"critic.lr": 0.5, "critic.pretrain_ev": 0.5} | GAE
   changes |= {"critic.pretrain_steps": 2}
-  assert checked.warnings(with_fields(changes)) == []
+  assert config_checks.warnings(with_fields(changes)) == []
   changes = {"advantage.name": "temporal", "advantage.history": 3}
   changes |= {"task.difficulties": (2,)}
   changes |= {"lora.rank": 2, "lora.alpha": 3.0, "reward.overlong_buffer": 4}
   changes |= {"reward.overlong_coef": 0.5, "dynamic_sampling.enabled": True}
   changes |= {"dynamic_sampling.shortfall": "raise"}
-  assert checked.warnings(with_fields(changes)) == []
+  assert config_checks.warnings(with_fields(changes)) == []
 
 
 def test_fields_of_the_command_line_that_nothing_reads():
   c = base.arithmetic()
-  checked.fields(c, given=("lora.rank",))
-  checked.fields(c, given=("lora.alpha",))  # the default, as in a sweep
+  config_checks.fields(c, given=("lora.rank",))
+  config_checks.fields(c, given=("lora.alpha",))  # the default, as in a sweep
   c.lora.alpha, c.critic.lr = 1.0, 0.4
   for name in ("lora.alpha", "critic.lr"):
     with pytest.raises(errors.ConfigError, match=f"{name} = .* this out"):
-      checked.fields(c, given=(name,))
+      config_checks.fields(c, given=(name,))
   c.model.path = "x"
-  checked.fields(c, given=("model.path", "model.dtype"))
+  config_checks.fields(c, given=("model.path", "model.dtype"))
   with pytest.raises(
       errors.ConfigError, match="model.width = 64: model.path = 'x'"
   ):
-    checked.fields(c, given=("model.width",))
+    config_checks.fields(c, given=("model.width",))
 
 
 def test_batches_that_the_mesh_cannot_split():
@@ -659,10 +659,10 @@ def test_a_field_that_nothing_reads_is_refused_on_a_command_line(
     others, name, value, words
 ):
   c = with_fields(others)
-  checked.fields(c)
+  config_checks.fields(c)
   config.override(c, {name: value})
   with pytest.raises(errors.ConfigError) as e:
-    checked.fields(c, [name])
+    config_checks.fields(c, [name])
   line = next(x for x in e.value.lines if x.startswith(f"{name} = "))
   assert words in line and line.endswith("leave this out")
 
@@ -670,12 +670,12 @@ def test_a_field_that_nothing_reads_is_refused_on_a_command_line(
 def test_a_file_may_keep_what_an_override_leaves_out():
   """The whole of an algorithm, where only SFT runs; and the other way round."""
   for path in ("dapo", "vapo", "ppo"):
-    c, notes = checked.checked(
+    c, notes = config_checks.checked(
         path, {"rl.steps": 0, "critic.pretrain_steps": 0}
     )
     assert not [x for x in notes if x.startswith("warning")]
   changes = {"sft.steps": 0, "sft.habits.steps": 0, "model.path": "x"}
-  _, notes = checked.checked("dapo", changes | {"optimizer.lr": 1e-5})
+  _, notes = config_checks.checked("dapo", changes | {"optimizer.lr": 1e-5})
   assert not [x for x in notes if x.startswith("warning")]
 
 

@@ -15,12 +15,12 @@ from tiny_session import call, digest
 
 from rl_reason import hf
 from rl_reason.base.errors import ConfigError, RunError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.hf import SEQUENCE_CLASSIFIER
 from rl_reason.models import critic
-from rl_reason.stages import scorer, trained, value
+from rl_reason.stages import scorer, trained_parameters, value
 from rl_reason.tasks import reward_terms
 from rl_reason.training import packing
 
@@ -136,12 +136,12 @@ def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
   path = make(tmp_path / "judge", "llama", dtype=jnp.bfloat16)
   session = make_session(reward__functions=f"{path}*0.5")
   with jax.set_mesh(session.mesh):
-    call(trained.check_classifiers, session)
+    call(trained_parameters.check_classifiers, session)
     prompts = tiny.prompts(8)
     response_BT = np.random.default_rng(0).integers(2, 17, (8, 24))
     tokens_BL = np.concatenate([prompts.tokens_NP, response_BT], 1)
     mask_BT = np.arange(24) < np.arange(1, 9)[:, None]
-    params, cfg = call(trained.reward_model, session, str(path))
+    params, cfg = call(trained_parameters.reward_model, session, str(path))
     rows = tokens_BL.astype(np.int32), prompts.start_N, mask_BT
     packed_M = jax.tree.map(lambda x: x[None], packing.pack(*rows, 8))
     scores_B = scorer.scores_program(cfg)(params, packed_M)[0]
@@ -161,7 +161,7 @@ def test_a_critic_starts_from_a_classifier(make_session, tmp_path):
   )
   session = make_session(advantage__name="gae", **init)
   with jax.set_mesh(session.mesh):
-    call(trained.check_classifiers, session)
+    call(trained_parameters.check_classifiers, session)
     params, counters = call(value.run, session, policy_params=None)
     _, expected = checkpoints.load(path, session.mesh, table)
   assert digest(params) == digest(expected) and not counters["tokens"]
@@ -175,9 +175,9 @@ def test_a_hub_id_is_a_reward_model(make_session, tmp_path, monkeypatch):
       lambda name, **_: calls.append(name) or str(path),
   )
   session = make_session(reward__functions="owner/judge-7B*0.5")
-  checked.fields(session.config)
+  config_checks.fields(session.config)
   with jax.set_mesh(session.mesh):
-    call(trained.reward_model, session, "owner/judge-7B")
+    call(trained_parameters.reward_model, session, "owner/judge-7B")
   assert calls == ["owner/judge-7B"]
   for name in ("steps", "my:function", "a/rules.json", "a/b/c"):
     assert not reward_terms.is_model(name)
@@ -215,14 +215,14 @@ def test_an_unusable_classifier_is_named(change, words, make_session, tmp_path):
   path = make(tmp_path / "judge", **change)
   session = make_session(reward__functions=f"length*-1,{path}*0.5")
   with pytest.raises(ConfigError) as e:
-    call(trained.check_classifiers, session)
+    call(trained_parameters.check_classifiers, session)
   assert str(e.value).startswith(f"reward.functions = {str(path)!r}: ")
   assert words in str(e.value) and "\n" not in str(e.value)
   session = make_session(
       advantage__name="gae", critic__init="exported", critic__path=str(path)
   )
   with pytest.raises(ConfigError, match="critic.path = "):
-    call(trained.check_classifiers, session)
+    call(trained_parameters.check_classifiers, session)
 
 
 @pytest.mark.parametrize(
@@ -243,5 +243,6 @@ def test_a_critic_needs_the_shape_of_the_policy(
   )
   with pytest.raises(RunError, match=words):
     call(
-        trained.check_classifiers, make_session(critic__head__name=head, **init)
+        trained_parameters.check_classifiers,
+        make_session(critic__head__name=head, **init),
     )

@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import base, dapo, vapo
-from rl_reason.base import config, errors, functions, kinds
+from rl_reason.base import config, errors, function_kinds, functions
 from rl_reason.base.fields import FIELDS, REQUIRED
-from rl_reason.checks import checked, config_files, facts
+from rl_reason.checks import config_checks, config_facts, config_files
 
 CONFIGS = [
     str(path.relative_to(ROOT))
@@ -60,12 +60,12 @@ def test_every_function_section_is_bound():
   """Each kind of function has a section, and the package binds it."""
   c = base.arithmetic()
   text = "".join(x.read_text() for x in (ROOT / "rl_reason").rglob("*.py"))
-  for kind, known in kinds.KINDS.items():
+  for kind, known in function_kinds.KINDS.items():
     assert set(config.at(c, known.field)) >= {"name", "args"}
     assert re.search(rf'bind\(\s*"{kind}"', text), kind
   flat = config.flat(c)
   sections = {x.removesuffix(".args") for x in flat if x.endswith(".args")}
-  assert sections == {x.field for x in kinds.KINDS.values()}
+  assert sections == {x.field for x in function_kinds.KINDS.values()}
 
 
 @pytest.mark.parametrize("path", CONFIGS)
@@ -82,7 +82,7 @@ def test_every_config_is_valid(path):
   for variant in getattr(module, "VARIANTS", ("",)):
     for suffix in ("", ":smoke"):
       full = path + (f":{variant}" if variant else "") + suffix
-      c, notes = checked.checked(full, given)
+      c, notes = config_checks.checked(full, given)
       assert not notes
       assert config.flat(config.unflat(config.flat(c))) == config.flat(c)
       if suffix:
@@ -124,11 +124,11 @@ def test_arguments_are_recorded_with_their_defaults():
 # --- functions ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("kind", function_kinds.KINDS)
 def test_signatures_are_those_of_the_functions(kind):
   for name in functions.names(kind):
     found = functions.signature(kind, name)
-    assert set(found.inputs) <= set(kinds.KINDS[kind].inputs), name
+    assert set(found.inputs) <= set(function_kinds.KINDS[kind].inputs), name
     if not found.function:
       continue
     real = inspect.signature(found.function).parameters
@@ -219,9 +219,9 @@ def test_a_function_of_the_users(own, name, args, words):
   c.advantage.name = f"own_functions:{name}"
   c.advantage.args = args
   if not words:
-    return checked.fields(c)
+    return config_checks.fields(c)
   with pytest.raises(errors.ConfigError) as e:
-    checked.fields(c)
+    config_checks.fields(c)
   assert words in str(e.value) and "\n" not in str(e.value)
   if name == "wrong_input":
     assert "rewards_B, rewards_BT, groups_B" in str(e.value)
@@ -231,7 +231,7 @@ def test_a_function_of_the_users(own, name, args, words):
 def test_what_is_no_plain_def(own):
   c = base.arithmetic()
   c.advantage.name = "own_partials:halved"
-  checked.fields(c)
+  config_checks.fields(c)
   assert functions.bind("advantage", c.advantage)(4.0) == 2.0
   found = functions.signature("advantage", c.advantage.name)
   assert found.inputs == ("rewards_B",)
@@ -244,16 +244,16 @@ def test_what_is_no_plain_def(own):
   ):
     c.advantage.name = name
     with pytest.raises(errors.ConfigError, match=words):
-      checked.fields(c)
+      config_checks.fields(c)
 
 
 TIMED = """
 import sys, time
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 for given in {mistakes}:
   try:
-    checked.checked("configs/dapo.py", given)
+    config_checks.checked("configs/dapo.py", given)
     print("no error")
   except ConfigError as e:
     print(e)
@@ -389,7 +389,7 @@ def test_fields_that_a_file_invents_are_refused():
   c = base.arithmetic()
   c.updates.max_kI = 0.1
   with pytest.raises(errors.ConfigError, match="did you mean updates.max_kl"):
-    checked.fields(c)
+    config_checks.fields(c)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -409,7 +409,7 @@ def test_files_that_cannot_be_read(tmp_path):
       ("configs/nothing.py", "configs/nothing.py: there is no such file"),
   ):
     with pytest.raises(errors.ConfigError, match=words):
-      checked.checked(path, {})
+      config_checks.checked(path, {})
 
 
 # --- comparison, and what follows --------------------------------------------
@@ -433,7 +433,7 @@ def test_a_config_of_another_version_is_named(tmp_path):
 def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
   c = base.arithmetic()
   c.updates.minibatches = 1
-  assert facts.on_policy(c)
+  assert config_facts.on_policy(c)
   for changes in (
       {"updates.epochs": 2},
       {"correction.name": "truncate"},
@@ -444,29 +444,41 @@ def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
       {"advantage.name": "temporal"},
       {"advantage.name": "quality_weighted"},
   ):
-    assert not facts.on_policy(with_fields(changes, copy.deepcopy(c))), changes
+    assert not config_facts.on_policy(
+        with_fields(changes, copy.deepcopy(c))
+    ), changes
   c.kl.kind = "k3"
-  assert facts.on_policy(c), "the update measures a KL in its loss"
+  assert config_facts.on_policy(c), "the update measures a KL in its loss"
 
 
 def test_the_discount_of_the_critic_is_that_of_the_advantage():
   c = with_fields({"advantage.name": "gae"})
-  assert facts.discount(c) == 1.0
-  assert facts.discount(with_fields({"advantage.args.gamma": 0.9}, c)) == 0.9
-  assert facts.discount(base.arithmetic()) == 1.0
-  assert facts.has_critic(c) and not facts.has_critic(base.arithmetic())
-  assert facts.has_history(with_fields({"advantage.name": "temporal"}))
+  assert config_facts.discount(c) == 1.0
+  assert (
+      config_facts.discount(with_fields({"advantage.args.gamma": 0.9}, c))
+      == 0.9
+  )
+  assert config_facts.discount(base.arithmetic()) == 1.0
+  assert config_facts.has_critic(c) and not config_facts.has_critic(
+      base.arithmetic()
+  )
+  assert config_facts.has_history(with_fields({"advantage.name": "temporal"}))
 
 
 def test_rows_of_a_micro_batch():
   c = with_fields({"rollout.max_tokens": 48, "updates.token_budget": 150})
-  assert facts.packed_rows(c) == 2 and facts.packed_rows(c, 4) == 8
+  assert (
+      config_facts.packed_rows(c) == 2 and config_facts.packed_rows(c, 4) == 8
+  )
   c.updates.token_budget = 50
-  assert facts.packed_rows(c) == 1
+  assert config_facts.packed_rows(c) == 1
 
 
 def test_styles_and_their_weights():
-  assert facts.mixture("careful:1, direct:4") == {"careful": 1, "direct": 4}
+  assert config_facts.mixture("careful:1, direct:4") == {
+      "careful": 1,
+      "direct": 4,
+  }
   for text in ("careful", "careful:-1", "careful:0", "careful:x"):
     with pytest.raises(ValueError):
-      facts.mixture(text)
+      config_facts.mixture(text)

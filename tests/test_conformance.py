@@ -30,7 +30,7 @@ from rl_reason.algorithms import (
     values,
 )
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling
 from rl_reason.models import decoder
 
@@ -613,7 +613,7 @@ MUTATIONS = {
     ],
     "dynamic_sampling/order": [patch(dynamic_sampling, first_fit=from_the_end)],
     "old_policy/several_updates": [
-        patch(facts, off_policy_fields=instead(lambda c: []))
+        patch(config_facts, off_policy_fields=instead(lambda c: []))
     ],
 }
 

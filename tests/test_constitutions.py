@@ -14,7 +14,7 @@ from test_reward_functions import constitution
 
 from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import content, facts, named_code
+from rl_reason.checks import config_facts, named_code, path_contents
 from rl_reason.checks.saved_config import _why_lost
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.configs import base
@@ -327,10 +327,10 @@ def test_models_of_rules_are_reward_models_of_the_config(tmp_path):
   path.write_text(json.dumps([RULES[1] | {"model": str(model)}]))
   c = base.get_config()
   c.reward.functions = f"{path}*1,constitution*0"
-  assert facts.reward_models(c) == [str(model)]
-  before = content.content(c, "reward.functions")
+  assert config_facts.reward_models(c) == [str(model)]
+  before = path_contents.content(c, "reward.functions")
   (model / "x.json").write_text("2")  # the model counts, as the file does
-  assert content.content(c, "reward.functions") != before
+  assert path_contents.content(c, "reward.functions") != before
   assert constitutions.of_term("length") is None
 
 

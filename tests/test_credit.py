@@ -11,7 +11,7 @@ import tiny_session
 from advantage_inputs import function
 
 from rl_reason.algorithms import corrections, credit, variants
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
 from rl_reason.stages import build_step, finished_baseline
@@ -306,7 +306,7 @@ def test_which_sums_say_the_share_of_each_reward(changes, said):
   c.reward.functions = "length"
   for name, value in changes.items():
     tiny_session.set_field(c, name, value)
-  assert facts.shares_advantage(c) == said
+  assert config_facts.shares_advantage(c) == said
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])

@@ -16,7 +16,7 @@ from tiny_session import call, make_session, random_params
 from rl_reason.base.structs import TrainState
 from rl_reason.devices import device_mesh
 from rl_reason.models import critic, decoder
-from rl_reason.stages import optimizers, trained
+from rl_reason.stages import optimizers, trained_parameters
 from rl_reason.training import optimizer, step
 
 HEADS = ("scalar", "gated", "categorical")
@@ -160,7 +160,11 @@ def test_the_policy_outlives_a_critic_that_started_from_it(tmp_path):
     before = jax.device_get(policy)
     _, where = call(optimizers.of_critic, session, 1)
     params = call(
-        trained.random_critic, session, "critic", where.params, policy
+        trained_parameters.random_critic,
+        session,
+        "critic",
+        where.params,
+        policy,
     )
     jax.tree.map(np.testing.assert_array_equal, params["trunk"], before)
     jax.tree.map(lambda x: x.delete(), params)  # as donation does

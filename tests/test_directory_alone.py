@@ -24,8 +24,8 @@ from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checks import (
-    content,
     named_code,
+    path_contents,
     run_directory,
     saved_config,
 )
@@ -33,7 +33,7 @@ from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
 from rl_reason.serve import filters
-from rl_reason.stages import evaluate, origin, trained
+from rl_reason.stages import evaluate, starting_model, trained_parameters
 from rl_reason.tasks import reward_terms
 
 ENGINE = named_code.ENGINE
@@ -92,7 +92,7 @@ def test_whose_code_it_is(place, monkeypatch):
       "evil:f": "lies in the work directory",
       "package.deep:f": "lies in the work directory",
       "gone:f": "there is no module gone in ",
-      "rl_reason.tasks.given:short": "an object of the Python session",
+      "rl_reason.tasks.passed_objects:short": "an object of the Python session",
       "__main__:short": "an object of the Python session",
   }
   for name, words in names.items():
@@ -272,7 +272,7 @@ def test_a_critic_of_a_stranger_calls_no_code(place):
   saver.close()
   c = config.with_defaults(grpo.get_config())
   with pytest.raises(errors.ConfigError, match="names code to import"):
-    trained.other_checkpoint(
+    trained_parameters.other_checkpoint(
         c, "rl.init", place.run / "checkpoints" / "rl", (), "", print
     )
 
@@ -425,7 +425,7 @@ def test_what_may_be_set_without_the_config(place):
   for name in ("first", "copy", "other"):
     checkpoint(place.here / name, head_dim=6 + 2 * (name == "other"))
   c = config.unflat(saved | {"model.path": "first"})
-  digest = content.content(c, "model.path")
+  digest = path_contents.content(c, "model.path")
   save(place.run, model__path="first", **{"content__model.path": digest})
   shutil.rmtree(place.here / "first")
   assert read(place.run, "export", model__path="copy")[0].model.path == "copy"
@@ -453,28 +453,30 @@ def test_the_record_of_a_model(tmp_path):
   source = hf.find(str(path))
   (tmp_path / "run").mkdir()
   for _ in range(2):  # of a run that is resumed
-    origin.record(tmp_path / "run", source, None)
+    starting_model.record(tmp_path / "run", source, None)
   shutil.rmtree(path)
-  found = origin.source(tmp_path / "run")
+  found = starting_model.source(tmp_path / "run")
   assert found.cfg == source.cfg and found.context == source.context
   assert found.config == source.config and found.head == source.head
   for name, x in source.tensors.items():
     y = found.tensors[name]
     assert (y.name, y.dtype, y.shape) == (x.name, x.dtype, x.shape)
-  assert not origin.tokenizer(tmp_path / "run")
-  (found.path / hf.record.TENSORS).write_text("{")
+  assert not starting_model.tokenizer(tmp_path / "run")
+  (found.path / hf.model_description.TENSORS).write_text("{")
   with pytest.raises(errors.ConfigError, match="the training command writes"):
-    origin.source(tmp_path / "run")
-  assert origin.source(None) is None and not origin.tokenizer(tmp_path)
+    starting_model.source(tmp_path / "run")
+  assert starting_model.source(None) is None and not starting_model.tokenizer(
+      tmp_path
+  )
 
 
 @pytest.mark.parametrize(
     "tok", [tiny.TOK, tiny_data.byte_tokenizer()], ids=["characters", "bytes"]
 )
 def test_the_record_of_a_tokenizer(tmp_path, tok):
-  origin.record(tmp_path, None, tok)
-  assert origin.source(tmp_path) is None
-  found = tokenizer.load(origin.tokenizer(tmp_path), "")
+  starting_model.record(tmp_path, None, tok)
+  assert starting_model.source(tmp_path) is None
+  found = tokenizer.load(starting_model.tokenizer(tmp_path), "")
   assert found.get_vocab() == tok.get_vocab()
   assert found.all_special_ids == tok.all_special_ids
   text = "12+3=15"
@@ -501,7 +503,7 @@ def finished(workdir, path, params):
       rollout__max_prompt=12,
       rollout__max_tokens=24,
   )
-  origin.record(workdir, source, None)
+  starting_model.record(workdir, source, None)
   (workdir / "metrics.jsonl").write_text("")
   zero = jnp.int32(0)
   for step in (2, 3):

@@ -20,9 +20,9 @@ from rl_reason.algorithms import advantages, credit, kl, objective
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import (
-    checked,
-    content,
+    config_checks,
     file_checks,
+    path_contents,
     reference_policy,
     replay_rules,
 )
@@ -448,7 +448,7 @@ def test_combinations_that_cannot_work_are_refused(changes, words):
   if "dynamic_sampling.enabled" in changes:
     changes = changes | {"rollout.group_size": 8}
   with pytest.raises(ConfigError) as e:
-    checked.checked(distill.get_config(), changes)
+    config_checks.checked(distill.get_config(), changes)
   assert any(words in x for x in e.value.lines), e.value.lines
 
 
@@ -469,16 +469,16 @@ def test_a_run_resumes_with_the_teacher_that_it_began_with(student, tmp_path):
   """A copy elsewhere is the same; a run that has gone on is another one."""
   c = tiny_session.tiny_config()
   c.kl.reference = str(student)
-  before = content.content(c, "kl.reference")
+  before = path_contents.content(c, "kl.reference")
   c.kl.reference = str(student.rename(tmp_path / "moved"))
-  assert content.content(c, "kl.reference") == before
+  assert path_contents.content(c, "kl.reference") == before
   run, step = tmp_path / "run", tmp_path / "run" / "checkpoints" / "rl" / "1"
   step.mkdir(parents=True)
   (step / "manifest.json").write_text("{}")
   (run / "metrics.jsonl").write_text("")
   c.kl.reference = str(run)
-  before = content.content(c, "kl.reference")
+  before = path_contents.content(c, "kl.reference")
   (run / "report.json").write_text("{}")
-  assert content.content(c, "kl.reference") == before
+  assert path_contents.content(c, "kl.reference") == before
   step.rename(step.with_name("2"))
-  assert content.content(c, "kl.reference") != before
+  assert path_contents.content(c, "kl.reference") != before

@@ -10,8 +10,8 @@ from conftest import ROOT
 
 import rl_reason
 from configs import base
-from rl_reason.base import config, fields, functions, kinds
-from rl_reason.checks import facts
+from rl_reason.base import config, fields, function_kinds, functions
+from rl_reason.checks import config_facts
 
 DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
@@ -21,7 +21,7 @@ DOCUMENTS = [
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {
     f"{known.field}.args.{argument}"
-    for kind, known in kinds.KINDS.items()
+    for kind, known in function_kinds.KINDS.items()
     for name in functions.names(kind)
     for argument in functions.signature(kind, name).arguments
 }
@@ -125,7 +125,7 @@ def test_arguments():
   block = ALGORITHMS.partition("```text\n")[2].partition("```")[0]
   wanted = [
       call(known.field, name, arguments)
-      for kind, known in kinds.KINDS.items()
+      for kind, known in function_kinds.KINDS.items()
       for name in functions.names(kind)
       if (arguments := functions.signature(kind, name).arguments)
   ]
@@ -149,7 +149,7 @@ def test_the_guide_tells_what_configs_cost_and_reach():
   for name, cells in rows:
     c = importlib.import_module(f"configs.{name}").get_config()
     critic = "no"
-    if facts.has_critic(c):
+    if config_facts.has_critic(c):
       critic = "pretrained" if c.critic.pretrain_steps else "yes"
     sampling = c.dynamic_sampling
     rounds = f"up to {sampling.max_rounds}" if sampling.enabled else "1"
@@ -166,7 +166,7 @@ def test_the_guide_tells_what_configs_cost_and_reach():
 
 def test_every_function_that_a_field_names_is_explained():
   body = ALGORITHMS.partition("```text")[0]
-  for kind in kinds.KINDS:
+  for kind in function_kinds.KINDS:
     for name in functions.names(kind):
       found = functions.signature(kind, name)
       if found.function:

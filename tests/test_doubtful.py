@@ -13,7 +13,7 @@ import tiny
 
 from rl_reason import tasks
 from rl_reason.base import json_files
-from rl_reason.collect import doubtful
+from rl_reason.collect import doubtful_verdicts
 from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import run_log, samples
 from rl_reason.report import page
@@ -60,33 +60,33 @@ def test_the_verifiers_of_files_read_leniently_in_their_processes():
 def test_few_responses_are_read_evenly_spaced():
   task, texts = Reader(), [f"{n}{'!' * (n % 2)}" for n in range(100)]
   rows = [tasks.Row(f"p{n}", "x" * 2000) for n in range(100)]
-  found = doubtful.find(task, texts, rows, np.arange(2, 100))
-  assert len(task.read) == doubtful.MOST
+  found = doubtful_verdicts.find(task, texts, rows, np.arange(2, 100))
+  assert len(task.read) == doubtful_verdicts.MOST
   assert task.read[0] == "2" and task.read[-1] == "99!"
   assert [x["response"] for x in found] == [
       x for x in task.read if x[-1] == "!"
   ]
   assert {x["why"] for x in found} == {"a reason"}
   assert all(len(x["answer"]) < 900 for x in found)
-  assert doubtful.find(object(), texts, rows, np.arange(100)) == []
+  assert doubtful_verdicts.find(object(), texts, rows, np.arange(100)) == []
 
 
 def test_a_step_reads_its_first_rounds_only():
   """Neither truncated responses, nor any that nothing could judge."""
   task = Reader()
-  step = doubtful.Doubtful(task)
+  step = doubtful_verdicts.Doubtful(task)
   texts = [f"{n}!" for n in range(6)]
   rows = [tasks.Row("p", "a")] * 6
   correct_B = np.array([0, 1, -1, 0, 0, 0])
   truncated_B = np.array([0, 0, 0, 0, 0, 1]) > 0
   for _ in range(4):
     step.responses(texts, rows, correct_B, truncated_B)
-  assert len(task.read) == doubtful.MOST == len(step.found())
+  assert len(task.read) == doubtful_verdicts.MOST == len(step.found())
   assert set(task.read) == {"0!", "3!", "4!"}
-  assert step.counts() == {"train/perhaps_right": doubtful.MOST}
+  assert step.counts() == {"train/perhaps_right": doubtful_verdicts.MOST}
   step.clear()
   assert step.found() == [] and step.counts() == {"train/perhaps_right": 0}
-  assert doubtful.Doubtful(object()).counts() == {}
+  assert doubtful_verdicts.Doubtful(object()).counts() == {}
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -94,15 +94,17 @@ def test_a_collector_counts_and_hands_them_on(tmp_path, reads, monkeypatch):
   collector = test_collect.instant(tmp_path)()
   if reads:
     reader = types.SimpleNamespace(read_leniently=lambda x: ["why"] * len(x))
-    monkeypatch.setattr(collector, "doubtful", doubtful.Doubtful(reader))
+    monkeypatch.setattr(
+        collector, "doubtful", doubtful_verdicts.Doubtful(reader)
+    )
   collector.start_step()
   rows = collector.collect("weights")
   counts = collector.counts()
-  assert len(counts["doubtful"]) == (doubtful.MOST if reads else 0)
+  assert len(counts["doubtful"]) == (doubtful_verdicts.MOST if reads else 0)
   assert ("train/perhaps_right" in counts["responses"]) is reads
   if reads:
     incorrect = int((rows.correct_B == 0).sum())
-    assert incorrect >= doubtful.MOST
+    assert incorrect >= doubtful_verdicts.MOST
     assert set(counts["doubtful"][0]) == set(FOUND)
 
 

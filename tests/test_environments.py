@@ -12,7 +12,7 @@ from conftest import ROOT
 from rl_reason import environments, tasks
 from rl_reason.base import functions
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.data import tokenizer
 from rl_reason.environments import guess, observations, tools
 from rl_reason.stages import demonstrations
@@ -163,7 +163,7 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
   assert done.returncode == 0, done.stdout
   fields = re.search(r"--config\.task\.name=(\S+) --config\S+=\"(.*)\"", PAGE)
   given = {"task.name": fields[1], "task.difficulties": fields[2]}
-  c, _ = checked.checked(str(ROOT / "configs" / "guess.py"), given)
+  c, _ = config_checks.checked(str(ROOT / "configs" / "guess.py"), given)
   task = tasks.get(c.task.name)
   for level in c.task.difficulties:
     row = task.problem(RNG, level)
@@ -219,7 +219,7 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
 )
 def test_a_config_that_cannot_work(fields, text):
   with pytest.raises(ConfigError, match=text):
-    checked.checked(str(ROOT / "configs" / "dapo.py"), fields)
+    config_checks.checked(str(ROOT / "configs" / "dapo.py"), fields)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,6 @@ def test_a_config_that_cannot_work(fields, text):
 )
 def test_a_stop_string_that_the_format_needs_is_said(string, fields, warned):
   given = fields | {"rollout.stop_strings": (string,)}
-  _, notes = checked.checked(str(ROOT / "configs" / "dapo.py"), given)
+  _, notes = config_checks.checked(str(ROOT / "configs" / "dapo.py"), given)
   remedy = "set rollout.include_stop_str_in_output = True"
   assert any(remedy in x for x in notes) == warned

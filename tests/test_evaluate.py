@@ -22,7 +22,7 @@ from rl_reason.evaluation import (
 )
 from rl_reason.report import calibration, page, scores
 from rl_reason.stages import evaluate, interim
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.tasks import Row, arithmetic
 
 

@@ -10,7 +10,7 @@ import tiny_session
 from tiny_session import call
 
 from rl_reason.base.errors import Stopped
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.stages import evaluate, parts
 
 
@@ -74,6 +74,6 @@ def test_an_evaluation_needs_no_more_slots_than_training():
   c.dynamic_sampling.batches = 2
   assert evaluate.slots(c, 99) == dict(slots=64, least=64)
   c.rollout.slots = 8  # the engine has them
-  assert evaluate.slots(c, 99) == {} and facts.most_slots(c) == 8
+  assert evaluate.slots(c, 99) == {} and config_facts.most_slots(c) == 8
   c.rollout.slots, c.task.name = 0, "guess"
   assert evaluate.slots(c, 99) == {}  # turns share a cache

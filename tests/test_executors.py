@@ -13,7 +13,7 @@ from conftest import ROOT
 from tiny_episodes import TOK, environments, play
 
 from rl_reason.base.errors import ConfigError, RunError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.environments import executors
 from rl_reason.tasks import Row
@@ -127,7 +127,7 @@ def test_an_environment_that_another_process_cannot_import():
   }
   sys.modules["__main__"].Game = process_games.Counts
   with pytest.raises(ConfigError, match="another process cannot import"):
-    checked.checked(str(ROOT / "configs" / "dapo.py"), fields)
+    config_checks.checked(str(ROOT / "configs" / "dapo.py"), fields)
 
 
 def test_processes_of_environments_do_not_import_jax():

@@ -11,7 +11,7 @@ import tiny
 import tiny_session
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.models import decoder, experts, linear
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.training import packing, step
@@ -167,10 +167,10 @@ def test_refused_combinations(changes, text):
   c = tiny_session.tiny_config()
   c.model.update(experts=8, experts_per_token=2)
   c.rollout.replay_routing = True
-  checked.fields(c)
+  config_checks.fields(c)
   for name, value in changes.items():
     tiny_session.set_field(c, name, value)
   if "model.experts" in changes:
     c.model.experts_per_token = 8
   with pytest.raises(ConfigError, match=text):
-    checked.fields(c)
+    config_checks.fields(c)

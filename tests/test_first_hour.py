@@ -14,7 +14,7 @@ from tiny_data import byte_tokenizer, write
 
 from rl_reason.base import config, errors, other_names, own_code
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import checked, command_line, config_files, rules
+from rl_reason.checks import command_line, config_checks, config_files, rules
 from rl_reason.tasks import reward_terms
 
 CONFIG = """
@@ -508,7 +508,7 @@ def test_what_is_no_config(tmp_path, monkeypatch, path, words):
   (tmp_path / "my.jsonl").write_text('[{"question": "1+1?"}]')
   (tmp_path / "mine.py").write_text("")
   with pytest.raises(errors.ConfigError) as e:
-    checked.checked(path, {})
+    config_checks.checked(path, {})
   assert str(e.value).startswith(f"--config = {path.removesuffix(':smoke')}: ")
   assert words in str(e.value) and "\n" not in str(e.value)
 
@@ -569,7 +569,7 @@ def test_every_path_is_expanded(monkeypatch, tmp_path):
   write(tmp_path / "rows.jsonl", [("1+1?", "2")])
   (tmp_path / "held_out.jsonl").symlink_to("rows.jsonl")
   given = {"data.evaluate": "~/held_out.jsonl", "tokenizer": "~/tok"}
-  c, _ = checked.checked("~/mine.py", given)
+  c, _ = config_checks.checked("~/mine.py", given)
   assert c.data.train == f"{tmp_path}/rows.jsonl"
   assert c.data.evaluate == f"{tmp_path}/held_out.jsonl"
   assert c.tokenizer == f"{tmp_path}/tok"
@@ -627,33 +627,33 @@ def test_learning_rates(name):
   with pytest.raises(
       errors.ConfigError, match="at most 1: a step changes each"
   ):
-    checked.fields(c)
+    config_checks.fields(c)
   config.override(c, {name: 0.7})
   with pytest.raises(
       errors.ConfigError, match="at most 0.5 with 'adamw': a step"
   ):
-    checked.fields(c)
+    config_checks.fields(c)
   config.override(c, {name: 0.5})
-  checked.fields(c)
+  config_checks.fields(c)
   config.override(c, {name: 1.0, "optimizer.name": "sgd"})
-  checked.fields(c)
+  config_checks.fields(c)
 
 
 def test_a_rate_for_another_model_is_a_warning(tmp_path):
   given = {"model.path": "OWNER/NAME", "sft.steps": 0, "sft.habits.steps": 0}
-  _, notes = checked.checked("dapo", given)
+  _, notes = config_checks.checked("dapo", given)
   assert any(
       x.startswith("warning: optimizer.lr = 0.0002: is high") for x in notes
   )
-  _, notes = checked.checked("dapo", given | {"optimizer.lr": 1e-6})
+  _, notes = config_checks.checked("dapo", given | {"optimizer.lr": 1e-6})
   assert not any("optimizer.lr" in x for x in notes)
-  _, notes = checked.checked("dapo", given | {"lora.rank": 4})
+  _, notes = config_checks.checked("dapo", given | {"lora.rank": 4})
   assert not any("optimizer.lr" in x for x in notes)
   for width, high in ((64, False), (896, True)):  # a tiny model, Qwen2.5-0.5B
     shape = {"hidden_size": width}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     local = given | {"model.path": str(tmp_path)}
-    _, notes = checked.checked("dapo", local)
+    _, notes = config_checks.checked("dapo", local)
     assert high == any("optimizer.lr = 0.0002: is high" in x for x in notes)
 
 

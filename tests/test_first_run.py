@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from bench import first_run
-from rl_reason.checks import checked, machine_checks
+from rl_reason.checks import config_checks, machine_checks
 from rl_reason.data import datasets
 from rl_reason.lab import memory_formula, model_shapes, size as size_stage
 
@@ -91,7 +91,7 @@ def test_a_larger_model_fits(place, monkeypatch, variant, devices, memory):
   """The GiB of the table, as --stage=size computes them."""
   monkeypatch.chdir(place)
   monkeypatch.setattr(sys, "path", list(sys.path))
-  c, notes = checked.checked(f"my_run.py:{variant}", {})
+  c, notes = config_checks.checked(f"my_run.py:{variant}", {})
   sys.modules.pop("my_reward", None)
   machine_checks.devices(c, devices)
   cfg = model_shapes.shape(c)

@@ -12,7 +12,7 @@ import transformers
 
 from rl_reason import hf
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.hf import gguf_files
 
 gguf = pytest.importorskip("gguf")
@@ -225,7 +225,7 @@ def test_a_config_names_a_file_of_a_package_which_is_not_imported(
   written(package / "m.gguf")
   monkeypatch.syspath_prepend(str(tmp_path))
   for number in range(2):
-    c, _ = checked.checked("grpo", {"model.path": "some_weights:m.gguf"})
+    c, _ = config_checks.checked("grpo", {"model.path": "some_weights:m.gguf"})
     assert c.model.path.startswith(str(tmp_path / "cache"))
     assert ("converted once" in capsys.readouterr().err) == (number == 0)
     os.utime(package / "m.gguf", (1, 1))  # the package is installed again
@@ -236,7 +236,7 @@ def test_a_config_names_a_file_of_a_package_which_is_not_imported(
       (f"{tmp_path}/x.gguf", "there is no such file"),
   ):
     with pytest.raises(ConfigError, match=words):
-      checked.checked("grpo", {"model.path": name})
+      config_checks.checked("grpo", {"model.path": name})
 
 
 @pytest.mark.parametrize(

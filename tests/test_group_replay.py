@@ -21,7 +21,7 @@ from rl_reason import tasks
 from rl_reason.algorithms import corrections, credit
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked, facts
+from rl_reason.checks import config_checks, config_facts
 from rl_reason.collect import dynamic_sampling, experience, stored_groups
 from rl_reason.collect.group_replay import GroupReplay, measured
 from rl_reason.data import datasets, prompt_stream, tokenizer
@@ -167,9 +167,9 @@ def replaying(**changes):
 
 def test_replay_is_off_policy():
   c = replaying()
-  checked.fields(c)
-  assert "rollout.replay" in facts.off_policy_fields(c)
-  assert not facts.on_policy(c)
+  config_checks.fields(c)
+  assert "rollout.replay" in config_facts.off_policy_fields(c)
+  assert not config_facts.on_policy(c)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_replay_is_off_policy():
 )
 def test_replay_that_cannot_work_is_refused(changes, words):
   with pytest.raises(ConfigError, match=words):
-    checked.fields(replaying(**changes))
+    config_checks.fields(replaying(**changes))
 
 
 def test_a_bound_on_age_needs_replay():
   with pytest.raises(ConfigError, match="does nothing without rollout.replay"):
     c = replaying(**{"rollout.replay": 0, "correction.name": "none"})
-    checked.checked(c, {"rollout.replay_age": 2})
+    config_checks.checked(c, {"rollout.replay_age": 2})
 
 
 # --- groups of files ---------------------------------------------------------
@@ -342,4 +342,4 @@ def test_damaged_and_other_directories_are_refused(tmp_path):
 def test_replay_of_a_file_that_cannot_work_is_refused(changes, words):
   c = replaying(**{"rollout.replay_from": "runs/x/generated/3"} | changes)
   with pytest.raises(ConfigError, match=words):
-    checked.fields(c)
+    config_checks.fields(c)

@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from rl_reason import main
 from rl_reason.base import config, errors
-from rl_reason.checks import checked, command_line, config_files
+from rl_reason.checks import command_line, config_checks, config_files
 from rl_reason.data import templates
 from rl_reason.lab import sweep
 from rl_reason.tasks import Row, reward_functions, reward_terms
@@ -124,7 +124,7 @@ def printed(tmp_path, monkeypatch):
       ("sums", "dapo", shlex.split(sums)),
   ):
     _, given = command_line._split_fields(argv)
-    fields = config.flat(checked.checked(path, given)[0])
+    fields = config.flat(config_checks.checked(path, given)[0])
     saved = tmp_path / "runs" / name / "config.json"
     saved.write_text(json.dumps(fields))
   monkeypatch.syspath_prepend(str(tmp_path))
@@ -169,7 +169,7 @@ def test_the_template_of_the_user_is_called(printed):
 
 def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
   c = config_files.read("my_grpo.py")
-  checked.fields(c)
+  config_checks.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
   assert not c.dynamic_sampling.enabled and c.kl.kind == "k2"
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.data import held_out
 from rl_reason.data.pipelines import RowSource
 from rl_reason.tasks.reward_functions import Response
@@ -22,8 +22,8 @@ def test_a_missing_package_is_named():
   """In one line, with the extra that installs it; without jax."""
   code = (
       "import sys; sys.modules['reasoning_gym'] = None\n"
-      "from rl_reason.checks import checked\n"
-      "try: checked.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
+      "from rl_reason.checks import config_checks\n"
+      "try: config_checks.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
       "except ValueError as e: print(e)\n"
       "assert 'jax' not in sys.modules"
   )
@@ -56,7 +56,7 @@ def gym():
 )
 def test_what_is_no_set_is_refused(gym, name, error):
   with pytest.raises(ConfigError, match=f"task.name = .*{error}"):
-    checked.checked("dapo", {"task.name": f"reasoning_gym:{name}"})
+    config_checks.checked("dapo", {"task.name": f"reasoning_gym:{name}"})
 
 
 def test_a_mixture_with_weights_fields_and_levels(gym):
@@ -98,7 +98,7 @@ def test_points_between_0_and_1_are_a_reward_and_no_verdict(gym):
       len(row.answer) / len(text)
   )
   assert not gym.verdict(*gym.item(text, row))
-  checked.checked(
+  config_checks.checked(
       "dapo",
       {
           "task.name": MIXTURE,

@@ -16,8 +16,8 @@ from rl_reason import hf
 from rl_reason.base.errors import ConfigError
 from rl_reason.hf import architecture
 from rl_reason.models import critic, decoder
-from rl_reason.stages import export, sft, trained, value
-from rl_reason.stages.output import open_stage
+from rl_reason.stages import export, sft, trained_parameters, value
+from rl_reason.stages.run_output import open_stage
 
 
 def test_a_session_has_the_shape_of_its_checkpoint(tmp_path):
@@ -89,7 +89,9 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
     assert not (session.workdir / "checkpoints").exists()
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     jax.tree.map(
-        np.testing.assert_array_equal, call(trained.sft, session), expected
+        np.testing.assert_array_equal,
+        call(trained_parameters.sft, session),
+        expected,
     )
     critic_params, _ = call(value.run, session, params)
     state, _ = tiny_session.initial_state(session, params, critic_params, None)
@@ -127,7 +129,9 @@ def test_sft_starts_from_a_checkpoint(tmp_path):
   changes = dict(optimizer__name="sgd", sft__habits__lr=1e-6)
   session = session_of(path, tmp_path / "run", sft__habits__steps=1, **changes)
   with jax.set_mesh(session.mesh):
-    params, again = call(sft.run, session), call(trained.sft, session)
+    params, again = call(sft.run, session), call(
+        trained_parameters.sft, session
+    )
   jax.tree.map(np.testing.assert_array_equal, params, again)
   start = checkpoints.weights_of(checkpoints.config_of("qwen2"))
   change = params["embed"] - start["model.embed_tokens.weight"]

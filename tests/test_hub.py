@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from rl_reason import main
 from rl_reason.base import config, errors, hub_connection
 from rl_reason.base.errors import RunError
-from rl_reason.checks import checked, model_directory
+from rl_reason.checks import config_checks, model_directory
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
 from rl_reason.lab import model_shapes
@@ -177,7 +177,7 @@ def test_a_token_and_a_name_are_asked_for_before_anything(
     with pytest.raises(
         errors.ConfigError, match="export.push_to.*'owner/name'"
     ):
-      checked.fields(c)
+      config_checks.fields(c)
 
 
 def test_revisions_reach_what_is_fetched(monkeypatch):
@@ -196,7 +196,7 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c = dapo.get_config()
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
-  checked.fields(c)
+  config_checks.fields(c)
   for fetch in (model_directory.resolve, model_shapes.shape):
     with pytest.raises(errors.ConfigError, match="no network"):
       fetch(c)
@@ -219,12 +219,12 @@ def test_revisions_that_fetch_nothing_are_refused(text, words):
   c = dapo.get_config()
   c.model.path, c.hub.revisions = REPOSITORY, text
   with pytest.raises(errors.ConfigError, match=f"hub.revisions = .*{words}"):
-    checked.fields(c)
+    config_checks.fields(c)
   c.model.path, c.hub.revisions = "", "openai/gsm8k=e53f048,you/judge=v2"
   c.task.name, c.data.train, c.tokenizer = "files", "gsm8k*2", "me/words"
   c.data.evaluate, c.reward.functions = "gsm8k:test", "you/judge*0.5"
   c.sft.habits.steps = 0
-  checked.fields(c)
+  config_checks.fields(c)
 
 
 def test_the_commit_of_a_model_is_recorded(tmp_path):

@@ -14,7 +14,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason.models import attention, collision, decoder
+from rl_reason.models import attention, decoder, squared_probabilities
 
 P, T = tiny.P, tiny.T
 
@@ -123,7 +123,7 @@ def test_squares_come_with_the_same_log_probs_and_entropies():
   def both(params, compare):
     return decoder.packed_logps(params, cfg, packed, 0.7, compare)[:-1]
 
-  logps_BT, entropy_BT, squares_BT = both(params, collision.chunked)
+  logps_BT, entropy_BT, squares_BT = both(params, squared_probabilities.chunked)
   plain_BT, plain_entropy_BT = both(params, None)
   np.testing.assert_array_equal(logps_BT, plain_BT)
   np.testing.assert_allclose(entropy_BT, plain_entropy_BT, atol=1e-4)

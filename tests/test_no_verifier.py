@@ -13,7 +13,7 @@ from test_reward_runner import rollouts
 
 from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy, results, set_table
@@ -50,19 +50,21 @@ def test_what_has_a_verifier(free, tmp_path):
   data = tmp_path / "a.jsonl"
   data.write_text("{}")
   usual = tiny_session.tiny_config()
-  assert not facts.no_verifier(usual)
-  assert not facts.by_reward(usual)
+  assert not config_facts.no_verifier(usual)
+  assert not config_facts.by_reward(usual)
   usual.dynamic_sampling.signal = "reward"
-  assert facts.by_reward(usual)
+  assert config_facts.by_reward(usual)
   usual.dynamic_sampling.signal = "auto"
   usual.reward.update(correct=0.0, incorrect=0.0, functions="length")
-  assert facts.by_reward(usual)  # the verdict is logged, and not rewarded
-  assert facts.no_verifier(free) and facts.by_reward(free)
+  assert config_facts.by_reward(
+      usual
+  )  # the verdict is logged, and not rewarded
+  assert config_facts.no_verifier(free) and config_facts.by_reward(free)
   mixed = tiny_session.tiny_config()
   mixed.task.name, mixed.data.kind = "files", "none"
   mixed.data.train = f"{data},gsm8k"
-  assert facts.unverified(mixed) == [True, False]
-  assert facts.by_reward(mixed) and not facts.no_verifier(mixed)
+  assert config_facts.unverified(mixed) == [True, False]
+  assert config_facts.by_reward(mixed) and not config_facts.no_verifier(mixed)
 
 
 MISTAKES = [

@@ -10,7 +10,7 @@ import pytest
 from configs import deepseek_v3_2
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import Batch
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
@@ -124,13 +124,13 @@ def test_a_surrogate_reads_the_log_probs_of_the_sampler(on_policy):
 
 def test_the_batch_has_what_the_surrogate_reads():
   c = deepseek_v3_2.get_config()
-  assert facts.batch_options(c)["reads_sampler"]
+  assert config_facts.batch_options(c)["reads_sampler"]
   c.updates.minibatches = 1  # on-policy: the old log-probs are the sampler's
-  assert not facts.batch_options(c)["reads_sampler"]
+  assert not config_facts.batch_options(c)["reads_sampler"]
   c.rl.staleness = 2
-  assert facts.batch_options(c)["reads_sampler"]
+  assert config_facts.batch_options(c)["reads_sampler"]
   c.surrogate.name = "ppo"
-  assert not facts.batch_options(c)["reads_sampler"]
+  assert not config_facts.batch_options(c)["reads_sampler"]
 
 
 def test_an_unbiased_kl_in_the_loss():

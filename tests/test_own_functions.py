@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from rl_reason import api
 from rl_reason.base import errors, functions
-from rl_reason.checks import checked, config_files, traced_functions
+from rl_reason.checks import config_checks, config_files, traced_functions
 
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
@@ -53,7 +53,7 @@ def test_the_example_is_an_advantage(directory):
   c = config_files.smoke(dapo.get_config())
   c.advantage.name = flags["advantage.name"]
   c.advantage.args = {"scale": 0.5}
-  checked.fields(c)
+  config_checks.fields(c)
   function = functions.bind("advantage", c.advantage)
   rewards_B, groups_B = jnp.array([1.0, 0, 3, 5]), jnp.array([7, 7, 2, 2])
   np.testing.assert_allclose(function(rewards_B, groups_B), [0, -0.5, -1, 0])
@@ -69,7 +69,7 @@ def test_gmpo_is_a_surrogate(directory):
 
   c = config_files.smoke(grpo.get_config())
   c.surrogate.name, c.surrogate.args = "my_gmpo:gmpo", {"clip": 0.4}
-  checked.fields(c)
+  config_checks.fields(c)
   logps_BT = jnp.array([[0.1, 0.5, -0.9, 9], [0.3, -0.6, 9, 9]])
   mask_BT = jnp.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
   advantages_BT = jnp.array([[2.0], [-1]]) * mask_BT
@@ -87,7 +87,7 @@ def test_gmpo_is_a_surrogate(directory):
   ):
     c.surrogate.args = args
     with pytest.raises(errors.ConfigError, match=re.escape(error)):
-      checked.fields(c)
+      config_checks.fields(c)
 
 
 @pytest.mark.parametrize(

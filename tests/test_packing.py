@@ -14,7 +14,7 @@ import tiny
 from hypothesis import given, settings, strategies as st
 
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import compiled, device_mesh, sharding
 from rl_reason.models import decoder
 from rl_reason.training import packing, step
@@ -93,7 +93,7 @@ def test_what_is_trained_is_as_full(seed):
   """
   c = importlib.import_module("configs.paper.dapo").get_config()
   rows, slots = c.rollout.batch // c.updates.minibatches, 22528
-  rng, count = np.random.default_rng(seed), facts.packed_rows(c, 8)
+  rng, count = np.random.default_rng(seed), config_facts.packed_rows(c, 8)
   prompt_B = np.clip(rng.lognormal(5, 0.5, rows), 16, 2048).astype(int)
   length_B = prompt_B + reasoning(rng, rows, slots - 2048)
   row_B, _ = packing.place(length_B, slots, count)

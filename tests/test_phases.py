@@ -13,13 +13,13 @@ from tiny_session import tiny_config
 from rl_reason import tasks
 from rl_reason.base import config, phase_plan, resume_rules
 from rl_reason.base.errors import ConfigError, Stopped
-from rl_reason.checks import checked, config_files, phase_rules, rules
+from rl_reason.checks import config_checks, config_files, phase_rules, rules
 from rl_reason.data import held_out, pipelines
 from rl_reason.evaluation import forgetting
 from rl_reason.lab import phases
 from rl_reason.report import scores
-from rl_reason.stages import carried
-from rl_reason.tasks import several
+from rl_reason.stages import continued_run
+from rl_reason.tasks import evaluation_tasks
 
 PLAN = (
     "until=2; task.difficulties=(2, 3)",
@@ -89,7 +89,7 @@ def test_a_phase_starts_from_the_one_before(tmp_path):
   assert two.evaluate.tasks == three.evaluate.tasks
   assert two.evaluate.tasks == "arithmetic(2+3),arithmetic(4)"
   for x in (one, two, three):
-    checked.fields(x)
+    config_checks.fields(x)
 
 
 def test_without_a_kl_there_is_no_reference(tmp_path):
@@ -121,7 +121,7 @@ def test_tasks_share_a_tokenizer(tmp_path):
   assert {*phase_rules.alphabet(c)} == {*"0123456789+-=;#*?,:"}
   two = phase_rules.of_phase(c, 1, tmp_path)
   assert two.tokenizer == str(tmp_path / "tokenizer")
-  own, others = several.of_run(two.evaluate.tasks, "countdown", (2,))
+  own, others = evaluation_tasks.of_run(two.evaluate.tasks, "countdown", (2,))
   assert own.label == "countdown-2" and [x.label for x in others] == [
       "arithmetic-2+3+4+5+6"
   ]
@@ -174,12 +174,12 @@ def test_a_phase_that_cannot_evaluate_an_earlier_one_is_refused():
 def test_the_steps_of_the_run_are_those_of_its_phases():
   c = phased(**{"rl.steps": 5})
   with pytest.raises(ConfigError, match="rl.steps = 5: phases end at step 6"):
-    checked.fields(c)
+    config_checks.fields(c)
   c.rl.steps, c.rounds.count, c.generate.keep = 6, 2, "correct"
   with pytest.raises(ConfigError, match="phases have no rounds"):
-    checked.fields(c)
+    config_checks.fields(c)
   small = config_files.smoke(phased())
-  checked.fields(small)
+  config_checks.fields(small)
   assert small.rl.steps == 3
 
 
@@ -198,10 +198,10 @@ def test_phases_may_be_added():
 
 
 def test_a_text_of_sets():
-  found = several.parse("arithmetic(2+3), countdown")
+  found = evaluation_tasks.parse("arithmetic(2+3), countdown")
   assert [x.label for x in found] == ["arithmetic-2+3", "countdown-2+3"]
-  assert several.parse(",".join(x.text for x in found)) == found
-  bare = several.TaskSet("mine")  # its task defines no difficulties
+  assert evaluation_tasks.parse(",".join(x.text for x in found)) == found
+  bare = evaluation_tasks.TaskSet("mine")  # its task defines no difficulties
   assert (bare.label, bare.text, bare.levels) == ("mine", "mine(0)", (0,))
   for text, words in (
       ("arithmetic(2+", "is no task"),
@@ -212,7 +212,7 @@ def test_a_text_of_sets():
       ("nowhere", "none of arithmetic"),
   ):
     with pytest.raises(ValueError, match=words):
-      several.parse(text)
+      evaluation_tasks.parse(text)
 
 
 def test_rows_of_further_tasks_are_verified_by_their_own():
@@ -224,7 +224,7 @@ def test_rows_of_further_tasks_are_verified_by_their_own():
   assert [*sets] == ["arithmetic-2", "countdown-2"]
   assert {x.source for x in sets["countdown-2"]} == {"countdown-2"}
   mine, theirs = sets["arithmetic-2"][0], sets["countdown-2"][0]
-  both = several.Several(own, {"countdown-2": other})
+  both = evaluation_tasks.Several(own, {"countdown-2": other})
   rng = np.random.default_rng(0)
   good = own.demonstrate(mine, "careful", rng)
   best = other.demonstrate(theirs, "careful", rng)
@@ -289,7 +289,7 @@ def test_the_schedule_of_carried_moments_begins_anew():
   fresh = old = tx.init(params)
   for _ in range(3):
     _, old = tx.update(params, old, params)
-  _, (adam, _, schedule) = carried.with_schedule_of(fresh, old)
+  _, (adam, _, schedule) = continued_run.with_schedule_of(fresh, old)
   assert (int(adam.count), int(schedule.count)) == (3, 0)
   assert np.array_equal(adam.mu["a"], old[1][0].mu["a"]) and adam.mu["a"].any()
 

@@ -15,7 +15,7 @@ from configs import base
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import checked, replay_rules
+from rl_reason.checks import config_checks, replay_rules
 from rl_reason.data import (
     datasets,
     pipelines,
@@ -251,7 +251,7 @@ def test_combinations_that_cannot_work_are_refused(changes, words):
     c.sft.habits.update(steps=0, mixture="")
     c.task.difficulties = ()
   with pytest.raises(ConfigError) as e:
-    checked.checked(c, own | changes)
+    config_checks.checked(c, own | changes)
   assert any(words in x for x in e.value.lines), e.value.lines
 
 

@@ -17,7 +17,7 @@ from test_reward_runner import LENGTH, ROWS, rollouts
 from rl_reason.algorithms import advantages, credit, process, turns
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.structs import Steps
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.experience import graded
 from rl_reason.collect.reward_runner import RewardRound, RewardRunner, Rewards
@@ -539,8 +539,10 @@ def config(
 
 def test_what_cannot_be_rewarded_by_step_is_refused():
   for advantage in ("process_norm", "vine", "returns_by_turn", "gae_by_turn"):
-    checked.fields(config(advantage=advantage))
-  checked.fields(config(process="potentials", advantage="returns_by_turn"))
+    config_checks.fields(config(advantage=advantage))
+  config_checks.fields(
+      config(process="potentials", advantage="returns_by_turn")
+  )
   for fields, words in REFUSED:
     with pytest.raises(ConfigError, match=words):
-      checked.fields(config(**fields))
+      config_checks.fields(config(**fields))

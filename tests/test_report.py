@@ -10,7 +10,7 @@ import pytest
 from conftest import data_of_page
 
 from rl_reason.base import config, errors
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import config_checks, run_directory
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, compare, groups, head, page, scores
 
@@ -252,7 +252,7 @@ def test_headline_table_and_pairs(tmp_path):
 
 def head_of(folder, name, fields=(), **files):
   """What the head of a page says of a config."""
-  c, _ = checked.checked(f"configs/{name}.py", {})
+  c, _ = config_checks.checked(f"configs/{name}.py", {})
   for file, values in files.items():
     path = folder / file.replace("__", "/")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import run_log
 from rl_reason.stages import interim, learn, rl, sft, supervised
-from rl_reason.stages.output import open_stage
+from rl_reason.stages.run_output import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
 shared_programs = tiny_session.shared_programs

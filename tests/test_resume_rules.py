@@ -9,16 +9,16 @@ from configs import base
 from rl_reason.base import config, fields as fields_lib, resume_rules
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.resume_rules import differences
-from rl_reason.stages import trained
+from rl_reason.stages import trained_parameters
 
 OLD = config.flat(config.with_defaults(base.get_config()))
 LONGER = {"rl.steps": 9}
 
 
 def test_fields_that_an_older_run_lacks_have_their_defaults():
-  trained.require_equal("x", {"model.experts": 0}, {})
+  trained_parameters.require_equal("x", {"model.experts": 0}, {})
   with pytest.raises(RunError, match="model.experts is 0 there and 4 here"):
-    trained.require_equal("x", {"model.experts": 4}, {})
+    trained_parameters.require_equal("x", {"model.experts": 4}, {})
 
 
 def test_what_may_change_between_runs():

@@ -10,7 +10,7 @@ from tiny_session import tiny_config
 
 from rl_reason.base import config, errors
 from rl_reason.base.errors import Stopped
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import config_checks, run_directory
 from rl_reason.data import sample_files, tokenizer
 from rl_reason.data.datasets import DataError
 from rl_reason.lab import rounds
@@ -62,7 +62,7 @@ def test_the_critic_of_a_round_starts_from_its_reward_model(tmp_path):
   """Stages before the reward model exists start no critic from it."""
   pairs = {"generate.keep": "pairs", "critic.init": "exported"}
   c = rounds_config(**pairs, **{"advantage.name": "gae"})
-  checked.fields(c)
+  config_checks.fields(c)
   for number in (0, 1):
     assert rounds.of_round(c, number, tmp_path).critic.init == "policy"
   one = rounds.of_round(c, 1, tmp_path, model="D")
@@ -152,7 +152,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):
   with pytest.raises(errors.ConfigError) as refused:
-    checked.fields(rounds_config(**fields), tuple(fields))
+    config_checks.fields(rounds_config(**fields), tuple(fields))
   assert words in str(refused.value)
 
 

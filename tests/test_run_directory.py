@@ -17,9 +17,14 @@ from rl_reason import run
 from rl_reason.base import config, errors, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import checked, config_files, content, run_directory
+from rl_reason.checks import (
+    config_checks,
+    config_files,
+    path_contents,
+    run_directory,
+)
 from rl_reason.monitoring import display
-from rl_reason.stages import trained
+from rl_reason.stages import trained_parameters
 
 DAPO = "configs/dapo.py"
 
@@ -27,7 +32,7 @@ DAPO = "configs/dapo.py"
 def name_of(path, **given):
   given = {name.replace("__", "."): value for name, value in given.items()}
   return run_directory.default(
-      path, checked.checked(path, given)[0], given
+      path, config_checks.checked(path, given)[0], given
   ).name
 
 
@@ -61,7 +66,7 @@ def test_what_is_no_name_of_a_work_directory(text, words):
 
 def test_no_run_begins_in_a_place_of_others(tmp_path, monkeypatch):
   """What is left of '$RUNS/', '$HOME/$NAME' and 'runs/$NAME'."""
-  c = checked.checked(DAPO, {})[0]
+  c = config_checks.checked(DAPO, {})[0]
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(errors.ConfigError, match="= /: is the root"):
     run_directory.check(pathlib.Path("/"), c)
@@ -73,6 +78,7 @@ def test_no_run_begins_in_a_place_of_others(tmp_path, monkeypatch):
   (tmp_path / "runs/a/config.json").touch()
   with pytest.raises(errors.ConfigError, match=r"of other runs \(a\)"):
     run_directory.check(tmp_path / "runs", c)
+
 
 def test_names_are_those_of_the_changed_fields():
   assert name_of("dapo") == name_of(DAPO) == "dapo"
@@ -147,9 +153,11 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
 def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
   here = {"model.remat": "none", "model.layers": 2}
   there = {"model.remat": "sqrt", "model.layers": 2}
-  trained.require_equal("sft.reuse = a", here, there, ("model.",))
+  trained_parameters.require_equal("sft.reuse = a", here, there, ("model.",))
   with pytest.raises(RunError, match="a: model.layers is 4 there and 2 here"):
-    trained.require_equal("a", here, there | {"model.layers": 4}, ("model.",))
+    trained_parameters.require_equal(
+        "a", here, there | {"model.layers": 4}, ("model.",)
+    )
 
 
 # --- paths that move ---------------------------------------------------------
@@ -162,7 +170,7 @@ def files(tmp_path):
   model, old = here / "model", here / "old"
   for path in (model, old / "checkpoints" / "sft" / "3"):
     path.mkdir(parents=True)
-  (model / "model.safetensors").write_bytes(bytes(3 * content.BLOCK))
+  (model / "model.safetensors").write_bytes(bytes(3 * path_contents.BLOCK))
   (model / "config.json").write_text("{}")
   (old / "checkpoints" / "sft" / "3" / "host.json").write_text("{}")
   rows = "".join(f'{{"question": "{i}", "answer": "1"}}\n' for i in range(9))
@@ -198,7 +206,7 @@ def moved(c, old, new):
     ],
 )
 def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
-  content.record(files)
+  path_contents.record(files)
   workdir = tmp_path / "run"
   workdir.mkdir()
   (workdir / "config.json").write_text(json.dumps(config.flat(files)))
@@ -206,7 +214,7 @@ def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
   c = moved(files, tmp_path / "here", there)
   if file is None:
     run_directory.check(workdir, c)
-    content.record(c)  # as a checkpoint compares it
+    path_contents.record(c)  # as a checkpoint compares it
     assert not resume_rules.differences(config.flat(files), config.flat(c))
     return
   text = bytearray((there / file).read_bytes())
@@ -217,14 +225,14 @@ def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
 
 
 def test_a_file_that_is_gone_has_no_content(files, tmp_path):
-  assert content.content(files, "critic.path") == ""
+  assert path_contents.content(files, "critic.path") == ""
   shutil.rmtree(tmp_path / "here" / "old" / "checkpoints")
-  assert content.content(files, "sft.reuse") == ""
+  assert path_contents.content(files, "sft.reuse") == ""
 
 
 def test_samples_are_written_by_one_run(tmp_path):
   """Beside one that trains, but not beside another one that samples."""
-  c, place = checked.checked("dapo:smoke", {})[0], tmp_path / "generated"
+  c, place = config_checks.checked("dapo:smoke", {})[0], tmp_path / "generated"
   place.mkdir()
   flags = display.Display(False), threading.Event()
   with (

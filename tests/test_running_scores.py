@@ -13,7 +13,7 @@ from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.collect.running_scores import RunningScores
 from rl_reason.configs import base
@@ -208,11 +208,11 @@ def test_what_does_nothing_is_refused(fields, words):
   c = base.get_config()
   c.reward.update(fields)
   with pytest.raises(errors.ConfigError, match=words):
-    checked.fields(c, tuple(f"reward.{x}" for x in fields))
+    config_checks.fields(c, tuple(f"reward.{x}" for x in fields))
 
 
 def test_rounds_that_train_reward_models_may_scale_their_scores():
   c = base.arithmetic()
   c.rounds.count, c.generate.keep = 1, "pairs"
   c.reward.model_scale = "running"
-  checked.fields(c, ("reward.model_scale",))
+  config_checks.fields(c, ("reward.model_scale",))

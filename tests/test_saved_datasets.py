@@ -5,7 +5,7 @@ import json
 import pytest
 from test_datasets import ROWS, lines, read, write_arrow
 
-from rl_reason.checks import content
+from rl_reason.checks import path_contents
 from rl_reason.data import datasets
 from rl_reason.data.datasets import DataError
 
@@ -141,11 +141,11 @@ def test_lists_of_a_json_file(tmp_path):
 def test_the_content_of_a_saved_dataset_is_hashed(tmp_path, make_base):
   save(tmp_path / "a", ROWS)
   make_base.data.train = str(tmp_path / "a")
-  before = content.content(make_base, "data.train")
+  before = path_contents.content(make_base, "data.train")
   (tmp_path / "a" / "dataset_info.json").write_text("{}")
-  assert before == content.content(make_base, "data.train") != ""
+  assert before == path_contents.content(make_base, "data.train") != ""
   write_arrow(tmp_path / "a" / "data-00000-of-00001.arrow", ROWS[1:])
-  assert before != content.content(make_base, "data.train")
+  assert before != path_contents.content(make_base, "data.train")
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from conftest import ROOT
 
 from configs import base, dapo
 from rl_reason.base import config, errors
-from rl_reason.checks import checked, config_files, run_directory
+from rl_reason.checks import config_checks, config_files, run_directory
 from rl_reason.data import pipelines
-from rl_reason.stages import sft, trained
+from rl_reason.stages import sft, trained_parameters
 from rl_reason.tasks import Row, xor
 
 OF_THE_TASK = {
@@ -51,12 +51,14 @@ def test_other_configs_inherit_nothing_from_it(name):
 
 
 def test_another_task_leaves_out_what_a_file_says_about_its_own():
-  c, notes = checked.checked("configs/dapo.py", FILES | {"tokenizer": "z"})
+  c, notes = config_checks.checked(
+      "configs/dapo.py", FILES | {"tokenizer": "z"}
+  )
   assert (c.sft.threshold, c.sft.mixture, c.sft.habits.steps) == (0, "", 0)
   assert (c.sft.steps, c.sft.lr) == (1000, 4e-3)
   assert "task.name = files: leaves out sft.threshold = 0.95" in notes[0]
   assert "sft.habits.steps = 80" in notes[0] and "of arithmetic" in notes[0]
-  c, _ = checked.checked(
+  c, _ = config_checks.checked(
       "configs/dapo.py", FILES | {"tokenizer": "z", "sft.threshold": 0.5}
   )
   assert c.sft.threshold == 0.5
@@ -80,14 +82,16 @@ def test_another_task_leaves_out_what_a_file_says_about_its_own():
 def test_what_rows_of_files_cannot_have(changes, words):
   fields = FILES | {"tokenizer": "z", "rl.steps": 0} | changes
   with pytest.raises(errors.ConfigError, match=words):
-    checked.checked("configs/dapo.py", fields)
+    config_checks.checked("configs/dapo.py", fields)
 
 
 def test_a_checkpoint_and_the_rate_of_random_parameters():
   fields = {"model.path": "DIR", "sft.lr": 4e-3, "sft.steps": 9}
-  _, notes = checked.checked("configs/sft.py", fields)
+  _, notes = config_checks.checked("configs/sft.py", fields)
   assert notes[0].startswith("warning: sft.lr = 0.004: suits a small model")
-  assert not checked.checked("configs/sft.py", fields | {"sft.lr": 1e-5})[1]
+  assert not config_checks.checked("configs/sft.py", fields | {"sft.lr": 1e-5})[
+      1
+  ]
 
 
 # --- the names of earlier versions -------------------------------------------
@@ -99,12 +103,12 @@ def test_a_checkpoint_and_the_rate_of_random_parameters():
 def test_an_old_field_is_told_its_new_name(name):
   old = f"sft.skill.{name}"
   with pytest.raises(errors.ConfigError, match=f"is now sft.{name}$"):
-    checked.checked("configs/dapo.py", {old: "1"})
+    config_checks.checked("configs/dapo.py", {old: "1"})
   c = dapo.get_config()
   with c.unlocked():
     c.sft.skill = {name: 1}
   with pytest.raises(errors.ConfigError, match=f"is now sft.{name}$"):
-    checked.checked(c, {})
+    config_checks.checked(c, {})
 
 
 def test_an_old_section_of_a_file_is_told_its_new_name(tmp_path):
@@ -150,7 +154,7 @@ def test_an_old_work_directory_is_refused_with_the_reason(tmp_path):
       workdir=tmp_path, display=types.SimpleNamespace(say=None)
   )
   with pytest.raises(errors.RunError, match="skill is now checkpoints/sft"):
-    trained.sft(c, model=None, output=output)
+    trained_parameters.sft(c, model=None, output=output)
 
 
 # --- the end of SFT ----------------------------------------------------------

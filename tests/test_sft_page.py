@@ -6,7 +6,7 @@ import sft_page
 
 from configs import base
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import checked, command_line
+from rl_reason.checks import command_line, config_checks
 
 
 def test_every_command_is_accepted(tmp_path, monkeypatch):
@@ -16,7 +16,7 @@ def test_every_command_is_accepted(tmp_path, monkeypatch):
     rest, given = command_line._split_fields(words)
     flags = dict(x.removeprefix("--").split("=") for x in rest)
     if path := flags.get("config"):
-      c, notes = checked.checked(path, given)
+      c, notes = config_checks.checked(path, given)
       assert not any("warning" in x for x in notes)
       assert c.sft.steps == (
           0 if c.sft.reuse or "export" in c.model.path else 20

@@ -15,7 +15,7 @@ from test_packing import near
 
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import checked, facts
+from rl_reason.checks import config_checks, config_facts
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, critic, decoder, experts
 from rl_reason.stages import build_step, compile_ahead, model
@@ -247,7 +247,7 @@ def test_it_pays_from_a_fifth_of_the_tokens_on(prompt, tokens, rows, saves):
   c = tiny_session.tiny_config()
   c.rollout.update(group_size=8, max_prompt=prompt, max_tokens=tokens)
   c.updates.token_budget = rows * (prompt + tokens)
-  assert facts.saves_tokens(c) == model.shares_prompts(c) == saves
+  assert config_facts.saves_tokens(c) == model.shares_prompts(c) == saves
   c.updates.share_prompts = "never"
   assert not model.shares_prompts(c)
 
@@ -256,9 +256,9 @@ def test_what_cannot_share_says_so(monkeypatch):
   c = tiny_session.tiny_config()
   c.updates.update(share_prompts="always", token_budget=60)
   with pytest.raises(ConfigError, match="holds a single row .* use 'auto'"):
-    checked.fields(c)
+    config_checks.fields(c)
   c.updates.token_budget = 120
-  checked.fields(c)
+  config_checks.fields(c)
   assert model.shares_prompts(c)
   monkeypatch.setattr(model, "attention_backend", lambda c: ("cudnn", ""))
   with pytest.raises(ConfigError, match="'always': attention is computed by"):
@@ -275,7 +275,7 @@ def test_the_update_is_compiled_ahead_for_these_rows(tmp_path):
   )
   c = session.c
   ahead = compile_ahead.update_arguments(c, session.model)[2]
-  slots, count = facts.row_slots(c), GROUPS * SIZE
+  slots, count = config_facts.row_slots(c), GROUPS * SIZE
   mask_BT = np.ones((count, c.rollout.max_tokens), bool)
   rollouts = Rollouts(
       tokens_BL=np.ones((count, slots), np.int32),

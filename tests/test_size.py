@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from bench import aot, dtype, programs, size as size_bench, slices
 from rl_reason.base import config, errors
-from rl_reason.checks import checked, config_files, machine_checks
+from rl_reason.checks import config_checks, config_files, machine_checks
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -33,7 +33,7 @@ GIB = 1 << 30
 def sized(path, devices=1, attention="xla", backend="", **changes):
   """The config, the model and the size of a run."""
   given = {k.replace("__", "."): v for k, v in changes.items()}
-  c, _ = checked.checked(path, given)
+  c, _ = config_checks.checked(path, given)
   cfg = dataclasses.replace(model_shapes.shape(c), attention=attention)
   machine_checks.devices(c, devices)
   where = size_stage._mesh(c, devices)
@@ -54,7 +54,7 @@ def sized(path, devices=1, attention="xla", backend="", **changes):
     ],
 )
 def test_known_shapes_have_the_parameters_of_their_models(name, count):
-  c, _ = checked.checked("dapo_qwen", {"model.path": name})
+  c, _ = config_checks.checked("dapo_qwen", {"model.path": name})
   table = decoder.table(model_shapes.shape(c))
   assert memory_formula.bytes_of(table, sharding.abstract_mesh()) == 4 * count
   # All but norms and biases are split over both axes.
@@ -114,7 +114,7 @@ def test_parts_by_hand():
     ],
 )
 def test_a_checkpoint_is_as_large_as_the_arrays_of_the_state(path, changes):
-  c = config_files.smoke(checked.checked(path, changes)[0])
+  c = config_files.smoke(config_checks.checked(path, changes)[0])
   cfg = model_shapes.shape(c)
   value = critic_config(c, cfg)
   mesh, _ = device_mesh.make_meshes(data=jax.device_count())
@@ -149,7 +149,7 @@ def test_memory_and_disk_of_32_billion_parameters():
   assert f"{sum(found)} bytes per parameter" in text
   gathered = by_name["weights gathered for the products"]
   assert 8 * gathered / count == pytest.approx(2, rel=0.01)
-  c, _ = checked.checked("paper/dapo", {})
+  c, _ = config_checks.checked("paper/dapo", {})
   host, disk = disk_formula.estimate(c, cfg, critic_config(c, cfg))
   assert host == {"copy of the state while a checkpoint is written": 12 * count}
   assert "12 bytes per parameter" in text
@@ -228,7 +228,7 @@ def test_a_recipe_is_complete_and_fits(recipe):
   """Model, data, evaluation; on the devices and in the memory of the table."""
   path, devices, memory, update, rollout = recipe
   for name in (path, f"{path}:smoke"):
-    c, notes = checked.checked(name, {})
+    c, notes = config_checks.checked(name, {})
     assert machine_checks.files(c) == []
     assert not notes and c.model.path and c.data.train and c.data.evaluate
     assert c.rl.steps and not c.sft.steps
@@ -247,7 +247,7 @@ def say(path, memory, devices=1, **changes):
   lines, screen = [], Display(False)
   screen.say = lines.append
   given = {k.replace("__", "."): v for k, v in changes.items()}
-  size_stage.run(checked.checked(path, given)[0], screen, memory, devices)
+  size_stage.run(config_checks.checked(path, given)[0], screen, memory, devices)
   return lines
 
 
@@ -296,7 +296,7 @@ def test_the_largest_budget_and_slots_fit_exactly():
     ]
     assert peaks[0] <= 20 * GIB < peaks[1]
   # The evaluation counts: its batch is the one that fits, or smaller.
-  assert prompts == checked.checked(path, {})[0].evaluate.batch
+  assert prompts == config_checks.checked(path, {})[0].evaluate.batch
   _, line = say(path, 20.0, evaluate__batch=4000)
   *_, prompts = map(int, re.findall(r"= (\d+)", line))
   assert line.startswith("does not fit into 20.0 GiB") and prompts < 4000
@@ -312,7 +312,7 @@ def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
 
   def chosen():
     lines = []
-    c, _ = checked.checked(path, {"model.remat": "auto"})
+    c, _ = config_checks.checked(path, {"model.remat": "auto"})
     automatic_remat.fill_in(c, tmp_path, sharding.abstract_mesh(), lines.append)
     (line,) = lines
     assert f"{c.model.remat!r}, updates.token_budget = {budget_of(c)}" in line
@@ -325,7 +325,7 @@ def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
     change = dict(model__remat=remat, updates__token_budget=budget)
     return sized(path, backend="cpu", **change)[1].update_peak
 
-  full = budget_of(checked.checked(path, {})[0])
+  full = budget_of(config_checks.checked(path, {})[0])
   for remat in automatic_remat.REMAT:
     memory = int(peak(remat, full) / automatic_remat.MARGIN) + (1 << 20)
     c = chosen()
@@ -416,7 +416,7 @@ def test_programs_of_this_machine_are_compiled():
   screen = Display(False)
   screen.say = lines.append
   screen.table = lambda title, columns, rows: lines.append(rows)
-  c = config_files.smoke(checked.checked("grpo", {})[0])
+  c = config_files.smoke(config_checks.checked("grpo", {})[0])
   c.rollout.update(batch=64, slots=16)
   config.override(c, {"mesh.data": jax.device_count()})
   size_stage.run(c, screen, None, 0)

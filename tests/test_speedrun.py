@@ -9,7 +9,7 @@ import pytest
 
 from bench import results, speedrun
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 
 
 @pytest.fixture
@@ -181,9 +181,9 @@ def test_a_record_is_appended_or_refused(record, monkeypatch, tmp_path):
 
 def test_the_config_of_the_speedrun_keeps_the_rules():
   """Every fixed field exists and is as in configs/dapo.py."""
-  c, notes = checked.checked("configs/speedrun.py", {})
+  c, notes = config_checks.checked("configs/speedrun.py", {})
   assert notes == []
-  default = config_lib.flat(checked.checked("configs/dapo.py", {})[0])
+  default = config_lib.flat(config_checks.checked("configs/dapo.py", {})[0])
   assert set(speedrun.FIXED) <= default.keys()
   different = speedrun._different(config_lib.flat(c))
   assert different and not set(different) & set(speedrun.FIXED)

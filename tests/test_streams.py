@@ -17,7 +17,7 @@ from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import TrainState
-from rl_reason.checks import checked, replay_rules
+from rl_reason.checks import config_checks, replay_rules
 from rl_reason.data import datasets, plain_text
 from rl_reason.models import decoder
 from rl_reason.stages import compile_ahead, streams
@@ -200,11 +200,11 @@ def test_a_stream_is_off_by_default_and_is_not_replayed():
   c = base.arithmetic()
   assert c.streams.sft == c.streams.text == 0
   with pytest.raises(ConfigError, match="streams.sft_batch = 8: does nothing"):
-    checked.checked(c, {"streams.sft_batch": 8})
+    config_checks.checked(c, {"streams.sft_batch": 8})
   with pytest.raises(ConfigError, match="streams.text_batch = 8: does nothin"):
-    checked.checked(c, {"streams.text_batch": 8})
+    config_checks.checked(c, {"streams.text_batch": 8})
   with pytest.raises(ConfigError, match="name files in streams.text_sources"):
-    checked.checked(c, {"streams.text": 0.1})
+    config_checks.checked(c, {"streams.text": 0.1})
   other = c.copy_and_resolve_references()
   for name in ("streams.sft", "streams.text"):
     own = other.copy_and_resolve_references()

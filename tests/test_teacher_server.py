@@ -13,7 +13,7 @@ import tiny_session
 
 from configs import distill
 from rl_reason.base.errors import ConfigError, RunError
-from rl_reason.checks import checked, content, file_checks
+from rl_reason.checks import config_checks, file_checks, path_contents
 from rl_reason.checks.rules import Faults
 from rl_reason.data import tokenizer
 from rl_reason.lab import memory_formula
@@ -294,11 +294,11 @@ def test_a_server_that_takes_shorter_rows_is_refused(monkeypatch):
 def test_the_config_of_a_server(tmp_path):
   c = distill.get_config("sampled")
   fields = {"kl.reference": URL, "kl.server.parallel": 2}
-  c, _ = checked.checked(c, fields)
+  c, _ = config_checks.checked(c, fields)
   faults = Faults()
   file_checks.check(c, "all", faults)
   assert not faults.lines
-  assert content.content(c, "kl.reference")  # it may move
+  assert path_contents.content(c, "kl.reference")  # it may move
   session = tiny_session.make_session(tmp_path, tiny_session.tiny_config())
   session.c.kl = c.kl
   of = memory_formula.estimate(
@@ -325,5 +325,5 @@ def test_the_config_of_a_server(tmp_path):
 def test_what_a_server_cannot_do_is_refused(changes, words):
   fields = {"kl.reference": URL, "kl.server.model": "a"}
   with pytest.raises(ConfigError) as e:
-    checked.checked(distill.get_config("sampled"), fields | changes)
+    config_checks.checked(distill.get_config("sampled"), fields | changes)
   assert any(words in x for x in e.value.lines), e.value.lines

@@ -19,7 +19,7 @@ from rl_reason import api, run
 from rl_reason.base import config, errors
 from rl_reason.configs import base
 from rl_reason.data import given_rows
-from rl_reason.tasks import Row, given
+from rl_reason.tasks import Row, passed_objects
 
 
 def train(*args, **options):
@@ -85,8 +85,8 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
       stage="sft",
   )
   assert str(result.workdir) == "runs/train-2"
-  assert result.config.task.name == "rl_reason.tasks.given:Task"
-  name = "sft/val-core/rl_reason.tasks.given:Task/acc/mean@1"
+  assert result.config.task.name == "rl_reason.tasks.passed_objects:Task"
+  name = "sft/val-core/rl_reason.tasks.passed_objects:Task/acc/mean@1"
   assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
   assert jax.config.jax_compilation_cache_dir == programs
@@ -126,7 +126,7 @@ MISTAKES = [
             reward=lambda response, row: 0,
             overrides={"reward.executor": "process"},
         ),
-        "another process cannot import rl_reason.tasks.given:lambda",
+        "another process cannot import rl_reason.tasks.passed_objects:lambda",
     ),
     (dict(rows=ROWS), "name a tokenizer"),
 ]
@@ -168,10 +168,10 @@ def test_rows_are_a_path_columns_or_a_table(tmp_path):
 
 
 def test_names_of_objects():
-  assert given.name_of(raises) == f"{__name__}:raises"
-  assert given.name_of(signal) == "signal"
+  assert passed_objects.name_of(raises) == f"{__name__}:raises"
+  assert passed_objects.name_of(signal) == "signal"
   one, two = (lambda: 1), (lambda: 2)
-  names = [given.name_of(x) for x in (one, two, one)]
+  names = [passed_objects.name_of(x) for x in (one, two, one)]
   assert names[0] == names[2] != names[1]
   found = config.functions.load(names[1])
   assert found is two
@@ -189,7 +189,9 @@ def test_a_cell_that_runs_again_gives_the_same_names():
       def __call__(self, response, row):
         return self.limit
 
-    return given.name_of(lambda x: len(x) / limit), given.name_of(Judge())
+    return passed_objects.name_of(
+        lambda x: len(x) / limit
+    ), passed_objects.name_of(Judge())
 
   first, other, again = cell(3), cell(4), cell(3)
   assert again == first and not {*other} & {*first}
@@ -229,7 +231,7 @@ def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(api.Result, "sample", lambda self, x, count: [x * count])
   exec(compile(code, "printed", "exec"), {"__name__": "printed"})
   c, out = seen["c"], capsys.readouterr().out
-  terms = "rl_reason.tasks.given:short*0.5,repetition*-0.1"
+  terms = "rl_reason.tasks.passed_objects:short*0.5,repetition*-0.1"
   assert c.reward.functions == terms and c.data.kind == "none"
   assert c.rl.steps == 20 and seen["rows"].count("\n") == 160
   assert "3 -0.5\n" in out and "-0.25\n" in out

@@ -11,7 +11,7 @@ from bench import results
 from bench.peers import __main__ as peers
 from configs import base, trl_grpo
 from rl_reason.algorithms import kl
-from rl_reason.base import config, functions, kinds
+from rl_reason.base import config, function_kinds, functions
 from studies.trl_defaults import run as trl_defaults
 
 RESULT = results.read("trl_defaults")
@@ -29,7 +29,7 @@ OTHERS = {
 def values(c) -> dict:
   """The fields of a config, and the arguments of its functions by default."""
   out = config.flat(c)
-  for kind, known in kinds.KINDS.items():
+  for kind, known in function_kinds.KINDS.items():
     name = out.get(f"{known.field}.name")
     if name:
       for argument, spec in functions.signature(kind, name).arguments.items():

@@ -19,7 +19,7 @@ from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.collect import grading
 from rl_reason.models import decoder
 from rl_reason.stages import build_step, export, value
-from rl_reason.stages.output import open_stage
+from rl_reason.stages.run_output import open_stage
 from rl_reason.training import step
 
 STEPS = 16

@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import advantage_variants, advantages, variants
 from rl_reason.base.structs import NO_SCORE, call_by_name
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 
 
 def variant(name, *inputs, **keywords):
@@ -418,7 +418,7 @@ LONG = ("gae_exp_complexity", "optimal_token_baseline")  # compile for seconds
     "name",
     [
         pytest.param(x, marks=pytest.mark.slow) if x in LONG else x
-        for x in facts.LINEAR
+        for x in config_facts.LINEAR
     ],
 )
 def test_the_listed_advantages_are_linear_in_the_reward(name):

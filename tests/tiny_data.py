@@ -9,7 +9,7 @@ import tokenizers
 import transformers
 
 from rl_reason import verifiers
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.data import pipelines
 from rl_reason.monitoring import display
 from rl_reason.stages import prepare
@@ -119,7 +119,7 @@ def make(tmp_path, tok_dir):
 def check(c):
   if c.data.train or c.data.evaluate:
     c.task.name = "files"
-  checked.fields(c)
+  config_checks.fields(c)
 
 
 def run(c, workdir, stop=None):

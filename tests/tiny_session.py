@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rl_reason import run
-from rl_reason.checks import checked, facts
+from rl_reason.checks import config_checks, config_facts
 from rl_reason.devices import device_mesh
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
@@ -117,7 +117,7 @@ def programs(c, model, screen=None, on_policy=None):
   """The functions of an RL step, as `rl.train` builds them."""
   cfg, critic_cfg, mesh = model
   screen = screen or display.Display(False)
-  on_policy = facts.on_policy(c) if on_policy is None else on_policy
+  on_policy = config_facts.on_policy(c) if on_policy is None else on_policy
   reward = build_step.reward(c)
   critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
   objective = build_step.objective(c, on_policy=on_policy)
@@ -139,7 +139,7 @@ def programs(c, model, screen=None, on_policy=None):
 def initial_state(session, params, critic_params, counters):
   """`initial_state.initial_state` of a session, as `rl.train` calls it."""
   c = session.config
-  critic = facts.has_critic(c)
+  critic = config_facts.has_critic(c)
   return call(
       initial_state_lib.initial_state,
       session,
@@ -169,7 +169,7 @@ def make_session(workdir, c=None, mesh=None, sampling=None, **changes):
   c = tiny_config() if c is None else c
   for name, value in changes.items():
     set_field(c, name.replace("__", "."), value)
-  checked.fields(c)
+  config_checks.fields(c)
   workdir.mkdir(parents=True, exist_ok=True)
   mesh = mesh or device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   screen, stop = display.Display(False), threading.Event()

@@ -12,18 +12,18 @@ from configs import grpo
 from configs.paper import grpo as grpo_paper
 from conformance.adapters import expected_gradient, four_rows
 from rl_reason.algorithms import (
-  advantage_variants,
-  advantages,
-  corrections,
-  credit,
-  objective,
-  reductions,
-  surrogate_variants,
-  surrogates,
-  values,
+    advantage_variants,
+    advantages,
+    corrections,
+    credit,
+    objective,
+    reductions,
+    surrogate_variants,
+    surrogates,
+    values,
 )
 from rl_reason.base.structs import Batch, Experience, Rollouts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.models import decoder
 from rl_reason.training import packing, step
@@ -427,7 +427,7 @@ def chosen_prompts(signal_N, finished_at_N, wanted):
 
 
 def keeps_old_logps(updates_per_rollout):
-  """rl_reason.checks.facts.on_policy of configs/grpo.py."""
+  """rl_reason.checks.config_facts.on_policy of configs/grpo.py."""
   c = grpo.get_config()
   c.updates.update(minibatches=updates_per_rollout, epochs=1)
-  return dict(kept=not facts.on_policy(c))
+  return dict(kept=not config_facts.on_policy(c))

@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason.base import functions, kinds
+from rl_reason.base import function_kinds, functions
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import (
     FIELDS,
@@ -43,7 +43,7 @@ def at(c, name: str) -> Any:
 def known_fields(c) -> list[str]:
   """Full names of all fields, arguments of the named functions included."""
   out = list(flat(c))
-  for kind, known in kinds.KINDS.items():
+  for kind, known in function_kinds.KINDS.items():
     with contextlib.suppress(ConfigError, KeyError, AttributeError):
       takes = functions.signature(kind, at(c, known.field).name).arguments
       out += [f"{known.field}.args.{name}" for name in takes]
@@ -261,7 +261,7 @@ def with_defaults(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """A copy with all arguments of all functions, as a run records them."""
   c = c.copy_and_resolve_references()
   with c.unlocked():
-    for kind, known in kinds.KINDS.items():
+    for kind, known in function_kinds.KINDS.items():
       part = at(c, known.field)
       part.args = functions.arguments(kind, part)
   return c
@@ -298,6 +298,10 @@ EARLIER = (
     " evaluate and export it; for this version, choose another --workdir"
 )
 
+# The module of objects that Python code passes to `rl_reason.train`, formerly
+# and now: its name is part of theirs.
+_PASSED_OBJECTS = "rl_reason.tasks.given:", "rl_reason.tasks.passed_objects:"
+
 
 def load(path: pathlib.Path) -> dict[str, Any]:
   """The flat config that a work directory was made with.
@@ -307,7 +311,7 @@ def load(path: pathlib.Path) -> dict[str, Any]:
       used a feature that was taken out.
   """
   try:
-    fields = json.loads(path.read_text())
+    fields = json.loads(path.read_text().replace(*_PASSED_OBJECTS))
     unflat({name: spec.default for name, spec in FIELDS.items()} | fields)
   except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
     raise ConfigError(

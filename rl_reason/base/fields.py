@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from rl_reason.base import kinds
+from rl_reason.base import function_kinds
 
 RATES = (
     "a step changes each weight by about the learning rate, and weights are"
@@ -231,11 +231,11 @@ def function(kind: str, name: str = "", **rules) -> ml_collections.ConfigDict:
   """A section that names a function, by default none; no arguments are set.
 
   Args:
-    kind: see `kinds.KINDS`.
+    kind: see `function_kinds.KINDS`.
     name: of the function.
     **rules: of the field with the name; see `Spec`.
   """
-  known = kinds.KINDS[kind]
+  known = function_kinds.KINDS[kind]
   c = section(known.field, name=field(name or known.off, **rules))
   c.args = ml_collections.ConfigDict()
   return c

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rl_reason.base import declared, own_code
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean, one_line
 from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec, taken_out
-from rl_reason.base.kinds import KINDS
+from rl_reason.base.function_kinds import KINDS
 
 
 class Signature(NamedTuple):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_reason.base import errors, functions, kinds
+from rl_reason.base import errors, function_kinds, functions
 from rl_reason.base.fields import FIELDS, used
 
 Fields = Mapping[str, Any]
@@ -40,7 +40,7 @@ PROGRESS: dict[str, Predicate] = {
     "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
 } | {
     f"{known.field}.name": functools.partial(_takes_progress, kind)
-    for kind, known in kinds.KINDS.items()
+    for kind, known in function_kinds.KINDS.items()
     if "progress" in known.inputs
 }
 # Fields that decide what the values of a pretrained critic mean: the first
@@ -127,7 +127,7 @@ ELSEWHERE = (
 )
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
-# Paths, which may change where `content.record` finds equal content.
+# Paths, which may change where `path_contents.record` finds equal content.
 MOVABLE = (
     "model.path",
     "tokenizer",
@@ -172,7 +172,7 @@ def complete(fields: Fields) -> dict[str, Any]:
   Fields that were taken out are left out, unless the run used their feature.
   """
   defaults = {name: spec.default for name, spec in FIELDS.items()}
-  for known in kinds.KINDS.values():
+  for known in function_kinds.KINDS.values():
     if f"{known.field}.name" not in fields:  # no function, without arguments
       defaults[f"{known.field}.args"] = {}
   return {

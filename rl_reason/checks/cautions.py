@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream, templates
 from rl_reason.tasks import reward_terms
@@ -18,12 +18,12 @@ TINY = 256  # width of a model that learns at the rates of random parameters
 def prompts(c) -> Iterator[Rule]:
   """Prompts that never come again, or have the same difficulty."""
   files, name = c.task.name == tasks.FILES, "advantage.name"
-  if c.data.chat and not files and not facts.environment(c):
+  if c.data.chat and not files and not config_facts.environment(c):
     yield "data.chat", (
         "is for rows of files, and the prompts of a task are plain text; an"
         " environment whose reset returns chat messages uses the chat template"
     )
-  if facts.has_history(c):
+  if config_facts.has_history(c):
     alone = "prompts without earlier responses get leave_one_out's baseline"
     if files:
       yield name, (
@@ -36,16 +36,16 @@ def prompts(c) -> Iterator[Rule]:
           f" steps; {alone}: use fewer task.difficulties, or raise"
           " advantage.history"
       )
-  if (field := facts.type_field(c)) and not files:
+  if (field := config_facts.type_field(c)) and not files:
     types = c.rollout.types
     found = [prompt_stream.type_name(row, types) for row in _draws(c, 64)]
-    if not facts.differ(c, found) and len({*found}) > 1:
+    if not config_facts.differ(c, found) and len({*found}) > 1:
       yield "advantage.args.hardest", (
           f"is below the {types} of all problems, which count as equally hard,"
           f" so that the {types} changes nothing: set the hardest,"
           f" {max(map(float, found)):g}"
       )
-    elif not facts.differ(c, found):
+    elif not config_facts.differ(c, found):
       yield field, (
           f"depends on the {types} (type) of problems, and all have the same"
           f" one (task.difficulties = {c.task.difficulties})"
@@ -90,7 +90,7 @@ def _draws(c, count: int) -> list[tasks.Row]:
 
 def sft(c) -> Iterator[Rule]:
   """A learning rate for random parameters, of a model that is trained."""
-  if c.model.path and facts.sft_steps(c) and c.sft.lr >= 1e-3:
+  if c.model.path and config_facts.sft_steps(c) and c.sft.lr >= 1e-3:
     yield "sft.lr", (
         "suits a small model that starts from random parameters; SFT of a"
         " checkpoint usually takes 1e-6 to 1e-4"

@@ -14,16 +14,16 @@ from typing import Any
 import ml_collections
 from absl import flags
 
-from rl_reason.base import config as config_lib, errors, kinds
+from rl_reason.base import config as config_lib, errors, function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.other_names import COUNTED, OF_OTHERS
 from rl_reason.checks import (
-    checked,
+    config_checks,
+    evaluated_policies,
     file_checks,
     installation,
     machine_checks,
     phase_rules,
-    policies,
     presets,
     replay_rules,
     run_directory,
@@ -218,13 +218,13 @@ def prepare(
 
 
 def evaluated_beside(
-    first: policies.Policy,
+    first: evaluated_policies.Policy,
     stage: str,
     path: str | None,
     given: Mapping[str, Any],
     workdir: str | None,
     say: Callable[[str], None],
-) -> list[policies.Policy]:
+) -> list[evaluated_policies.Policy]:
   """What --stage=evaluate evaluates besides its first policy.
 
   Args:
@@ -247,7 +247,7 @@ def evaluated_beside(
         f"--workdir = {workdir}: each of several runs has its own config: leave"
         " --config out"
     )
-  return policies.others(first, several, given, say)
+  return evaluated_policies.others(first, several, given, say)
 
 
 def examine(
@@ -265,7 +265,7 @@ def examine(
   a config, which then needs a work directory.
   """
   installation.versions()
-  config, notes, found = checked.examined(path, given)
+  config, notes, found = config_checks.examined(path, given)
   faults.add(found.lines, found.fields)
   if stage not in ("prepare", "serve", "size"):
     faults.add(machine_checks.files(config, faults.fields))
@@ -273,7 +273,7 @@ def examine(
     file_checks.check(config, stage, faults)
   if config.phases and not faults.lines:
     phase_rules.check(config, stage, faults)
-  names = {f"{known.field}.name" for known in kinds.KINDS.values()}
+  names = {f"{known.field}.name" for known in function_kinds.KINDS.values()}
   if trace and stage in file_checks.TRAINS and not names & found.fields:
     if any(":" in config_lib.at(config, name) for name in names):
       with faults.caught():

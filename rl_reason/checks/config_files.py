@@ -8,7 +8,7 @@ import ml_collections
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean
-from rl_reason.checks import facts, presets
+from rl_reason.checks import config_facts, presets
 
 PRESETS, EXAMPLE = presets.FOLDER, presets.EXAMPLE
 
@@ -117,7 +117,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
-  sizes = facts.mesh_axes(c)
+  sizes = config_facts.mesh_axes(c)
   c.mesh.update({x: 1 for x in sizes if x not in ("data", "fsdp")})
   c.mesh.rollout = 0
   # Few and short responses, in whole groups.

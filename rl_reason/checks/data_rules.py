@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from rl_reason import environments, tasks, verifiers
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.data import datasets, known_sets, templates
-from rl_reason.tasks import given
+from rl_reason.tasks import passed_objects
 
 
 def task(c) -> Iterator[Rule]:
   """The task, its difficulties, and the styles of its demonstrations."""
   found = tasks.get(c.task.name)
-  sft = facts.sft_steps(c)
+  sft = config_facts.sft_steps(c)
   if c.sft.samples and not sft:
     yield "sft.samples", "no step of SFT learns from them: set sft.steps"
   if c.streams.text and not c.streams.text_sources:
@@ -40,7 +40,7 @@ def task(c) -> Iterator[Rule]:
   mixtures = "sft.mixture", "sft.habits.mixture"
   pairs = "reward_model.chosen", "reward_model.rejected"
   for name in (x for x in mixtures + pairs if at(c, x)):
-    for style in facts.mixture(at(c, name)) if found.STYLES else ():
+    for style in config_facts.mixture(at(c, name)) if found.STYLES else ():
       if style not in found.STYLES:
         yield name, (
             f"{style!r} is none of {c.task.name}'s styles"
@@ -59,10 +59,10 @@ def levels(c, name: str) -> Iterator[Rule]:
 
 def environment(c) -> Iterator[Rule]:
   """Trajectories of several turns."""
-  e, found = c.environment, facts.environment(c)
-  by_turn = {"turn_rewards_BT"} & {*facts.advantage_inputs(c)}
+  e, found = c.environment, config_facts.environment(c)
+  by_turn = {"turn_rewards_BT"} & {*config_facts.advantage_inputs(c)}
   if c.reward.process == "none":
-    by_turn |= {"turns_BT"} & {*facts.advantage_inputs(c)}
+    by_turn |= {"turns_BT"} & {*config_facts.advantage_inputs(c)}
   if by_turn and not found:
     yield "advantage.name", (
         "responses have one turn: name an environment, or a task with step, or"
@@ -75,7 +75,7 @@ def environment(c) -> Iterator[Rule]:
     yield "evaluate.tasks", (
         "an environment plays the prompts of its own task alone: leave it out"
     )
-  if e.executor == "process" and name.startswith(given.LOCAL):
+  if e.executor == "process" and name.startswith(passed_objects.LOCAL):
     yield "environment.executor", (
         f"another process cannot import {name}: put it into a module of its"
         " own, or set 'thread'"
@@ -134,7 +134,9 @@ def environment(c) -> Iterator[Rule]:
 def files(c) -> Iterator[Rule]:
   """Rows of files."""
   d = c.data
-  train, evaluate = facts.sources(c, "train"), facts.sources(c, "evaluate")
+  train, evaluate = config_facts.sources(c, "train"), config_facts.sources(
+      c, "evaluate"
+  )
   if d.pass_rate and not _is_interval(d.pass_rate):
     yield "data.pass_rate", (
         "must be two numbers, 0 <= low <= high <= 1, such as (0.1, 0.9), or ()"
@@ -172,13 +174,13 @@ def files(c) -> Iterator[Rule]:
         "data.template = 'published' asks with one wording, verbatim: set it"
         " to 1"
     )
-  if any(facts.unverified(c)) and c.rl.steps and not c.reward.functions:
+  if any(config_facts.unverified(c)) and c.rl.steps and not c.reward.functions:
     yield "reward.functions", (
         "nothing verifies responses (data.kind = 'none', or a task that has no"
         " function verify), so that only functions can reward them: name one,"
         " as in 'my_rewards:judge*1'"
     )
-  if c.sft.threshold and facts.no_verifier(c):
+  if c.sft.threshold and config_facts.no_verifier(c):
     yield "sft.threshold", (
         "nothing verifies responses, so there is no accuracy: set it to 0"
     )
@@ -189,7 +191,9 @@ def files(c) -> Iterator[Rule]:
         " data.evaluate: name a tokenizer"
     )
   # A model that is only served needs no rows.
-  if (c.task.name == tasks.FILES) != named and (named or facts.learns(c)):
+  if (c.task.name == tasks.FILES) != named and (
+      named or config_facts.learns(c)
+  ):
     yield "task.name", (
         "'files' goes with data.train and data.evaluate: set both or neither"
     )
@@ -205,13 +209,13 @@ def repositories(c) -> Iterator[Rule]:
   name = c.export.push_to
   if name and not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", name):
     yield "export.push_to", "must be 'owner/name' of a repository on the hub"
-  pinned = facts.revisions(c)
+  pinned = config_facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
   texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
   texts.append(c.streams.text_sources)
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
-  fetched |= {*facts.reward_models(c)}
+  fetched |= {*config_facts.reward_models(c)}
   for name in pinned:
     if name not in fetched or pathlib.Path(name).exists():
       yield "hub.revisions", (

@@ -14,7 +14,7 @@ from typing import Any
 from rl_reason import tasks
 from rl_reason.base import own_code
 from rl_reason.base.config import at
-from rl_reason.checks import facts, prompt_lengths, relations, rules
+from rl_reason.checks import config_facts, prompt_lengths, relations, rules
 from rl_reason.checks.rules import Faults, Rule
 
 # Stage -> uses of data whose rows the stage reads.
@@ -49,7 +49,7 @@ def check(c, stage: str, faults: Faults) -> None:
     elif c.task.name != tasks.FILES and stage in TRAINS:
       _prompts(c, tok, faults)
   in_vain = {"kl.reference", "model.path", "tokenizer", "task.name"}
-  checked = c.kl.reference and not facts.teacher_server(c)
+  checked = c.kl.reference and not config_facts.teacher_server(c)
   if checked and stage in TRAINS and not in_vain & faults.fields:
     from rl_reason.checks import reference_policy
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.data import datasets, readers, row_builder, screening
 from rl_reason.data.datasets import DataError, Example, Malformed
 from rl_reason.data.preparation_report import Tally
@@ -42,7 +42,7 @@ class FirstRows:
     self._sources = [
         _Source(c, use, source, self._pool)
         for use in uses
-        for source, _ in facts.sources(c, use)
+        for source, _ in config_facts.sources(c, use)
         if _is_quick(pathlib.Path(source.place))
     ]
 

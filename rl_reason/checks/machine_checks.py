@@ -8,7 +8,7 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
-from rl_reason.checks.facts import (
+from rl_reason.checks.config_facts import (
     kind_of_rows,
     learns,
     mesh_sizes,

@@ -5,7 +5,7 @@ from typing import Any
 
 from rl_reason import hf
 from rl_reason.base import errors
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.data import templates, tokenizer
 
 
@@ -25,7 +25,7 @@ def resolve(c) -> hf.Source | None:
   if not c.model.path:
     return None
   name = c.model.path
-  source = hf.find(name, revision=facts.revision(c, name))
+  source = hf.find(name, revision=config_facts.revision(c, name))
   shape = hf.architecture.fields(source.cfg)
   del shape["vocab"]  # no field: it follows from the tokenizer
   c.model.update(shape)
@@ -39,7 +39,7 @@ def require_context(c, source: hf.Source) -> None:
   Raises:
     ConfigError: names the field and the context.
   """
-  length = facts.row_slots(c)
+  length = config_facts.row_slots(c)
   prompt = "kl" if c.kl.privileged else "rollout"
   if length > source.context:
     raise errors.ConfigError(
@@ -62,7 +62,7 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   tok = tokenizer.load(
       path,
       alphabet,
-      facts.revision(c, path),
+      config_facts.revision(c, path),
       templates.arguments(c.data.template_args),
   )
   if source and (tokens := num_tokens(tok)) > source.cfg.vocab:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS, RATES
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.devices import axes
 
@@ -32,14 +32,17 @@ def shape(c) -> Iterator[Rule]:
 
 def mesh(c) -> Iterator[Rule]:
   """The axes of the mesh."""
-  sizes = facts.mesh_axes(c)
+  sizes = config_facts.mesh_axes(c)
   for axis, size in sizes.items():
     if size != -1 and size < 1:
       yield f"mesh.{axis}", "must be positive, or -1"
   if [*sizes.values()].count(-1) > 1:
     yield "mesh.data", "only one axis of the mesh may be -1"
   # Those of SFT and of RL, which differ with kl.privileged.
-  prompts = {"rollout": c.rollout.max_prompt, "kl": facts.prompt_slots(c)}
+  prompts = {
+      "rollout": c.rollout.max_prompt,
+      "kl": config_facts.prompt_slots(c),
+  }
   for section, prompt in prompts.items():
     length = prompt + c.rollout.max_tokens
     if length % c.mesh.sequence:
@@ -56,7 +59,7 @@ def optimizer(c) -> Iterator[Rule]:
   if c.lora.rank:
     from rl_reason.models.decoder import MATRICES  # imports JAX
 
-    for name in facts.lora_targets(c):
+    for name in config_facts.lora_targets(c):
       if name not in MATRICES:
         yield "lora.targets", f"{name!r} is none of {', '.join(MATRICES)}"
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
@@ -99,23 +102,23 @@ def experts(c) -> Iterator[Rule]:
         "no formula counts the memory of experts: use 'none', 'dots', 'sqrt' or"
         " 'full'"
     )
-  if c.lora.rank and {"gate", "up", "down"} & {*facts.lora_targets(c)}:
+  if c.lora.rank and {"gate", "up", "down"} & {*config_facts.lora_targets(c)}:
     yield "lora.targets", "experts have no factors: use 'q,k,v,o'"
   if not r.replay_routing:
     return
   remedy = "leave it out, or set rollout.replay_routing = False"
   if r.engine.name != "own":
     yield "rollout.engine.name", f"engines return no routes: {remedy}"
-  if facts.environment(c):
+  if config_facts.environment(c):
     yield "rollout.replay_routing", (
         "not recorded over several turns: leave it out for environments"
     )
-  if facts.has_history(c):
+  if config_facts.has_history(c):
     yield "advantage.name", f"no routes are kept of earlier steps: {remedy}"
 
 
 def split(c, sizes: dict[str, int]) -> Iterator[Rule]:
-  """What the axes of the mesh, `facts.mesh_sizes`, cannot split."""
+  """What the axes of the mesh, `config_facts.mesh_sizes`, cannot split."""
   m = c.model
   prime = m.layers > 3 and all(m.layers % n for n in range(2, m.layers))
   if m.remat == "sqrt" and prime:

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason import environments, tasks
-from rl_reason.base import errors, kinds, own_code, phase_plan
-from rl_reason.tasks import constitutions, given, reward_terms
+from rl_reason.base import errors, function_kinds, own_code, phase_plan
+from rl_reason.tasks import constitutions, passed_objects, reward_terms
 
 OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
@@ -41,7 +41,7 @@ def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
 def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
   """The code that a flat config names: fields -> 'module:name', or 'module'."""
   out: dict[str, list[str]] = {}
-  for known in kinds.KINDS.values():
+  for known in function_kinds.KINDS.values():
     out[f"{known.field}.name"] = [str(fields.get(f"{known.field}.name", ""))]
   for name in LISTS:
     items = str(fields.get(name, "")).split(",")
@@ -130,7 +130,7 @@ def why_foreign(name: str, workdir: pathlib.Path) -> str:
     name: 'module:function', 'package.module:Class', or a module.
     workdir: whose config names it.
   """
-  if name.startswith(given.LOCAL):
+  if name.startswith(passed_objects.LOCAL):
     return "it was an object of the Python session that trained"
   own_code.search_working_directory()
   module = name.partition(":")[0]

@@ -6,8 +6,8 @@ from rl_reason import tasks
 from rl_reason.base import config as config_lib, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked, facts, file_checks, rules
-from rl_reason.tasks import several
+from rl_reason.checks import config_checks, config_facts, file_checks, rules
+from rl_reason.tasks import evaluation_tasks
 
 # Fields that phases cannot change, by prefix -> what to do instead.
 WHOLE = "start another run for another model"
@@ -73,7 +73,7 @@ def of_phase(config, number: int, workdir: pathlib.Path):
   sets = [_own_set(overridden(config, i)) for i in range(len(plan))]
   # Later phases must not change this one: phases may be added.
   own = filter(None, sets[: number + 1])
-  so_far = dict.fromkeys((*own, *several.parse(config.evaluate.tasks)))
+  so_far = dict.fromkeys((*own, *evaluation_tasks.parse(config.evaluate.tasks)))
   c.evaluate.tasks = ",".join(x.text for x in so_far)
   if c.task.name == tasks.FILES:
     texts = [
@@ -87,7 +87,7 @@ def of_phase(config, number: int, workdir: pathlib.Path):
   if not number:
     return config_lib.with_defaults(c)
   c.seed = host_seed(config.seed, f"phase {number}")  # other prompts and noise
-  if facts.sft_steps(config):
+  if config_facts.sft_steps(config):
     c.sft.reuse = str(directory(workdir, 0))
   c.critic.pretrain_steps, c.critic.reuse = 0, ""
   c.rl.init = str(directory(workdir, number - 1))
@@ -144,7 +144,7 @@ def check(config, stage: str, faults: rules.Faults) -> None:
       _require_sets(config, number)
       if before is not None:
         _require_state(c, before, phase)
-      checked.fields(c, phase.fields)
+      config_checks.fields(c, phase.fields)
     except (ConfigError, ValueError) as e:
       add(number, e)
       continue
@@ -198,7 +198,7 @@ def _require_sets(config, number: int) -> None:
       )
 
 
-def _own_set(c) -> several.TaskSet | None:
+def _own_set(c) -> evaluation_tasks.TaskSet | None:
   """The held-out set of a generated task; None for files.
 
   Raises:
@@ -206,6 +206,6 @@ def _own_set(c) -> several.TaskSet | None:
   """
   if c.task.name == tasks.FILES or c.task.name.startswith(tasks.GYM):
     return None
-  if facts.environment(c) or not tasks.get(c.task.name).verifies:
+  if config_facts.environment(c) or not tasks.get(c.task.name).verifies:
     return None
-  return several.of(c.task.name, tuple(c.task.difficulties))
+  return evaluation_tasks.of(c.task.name, tuple(c.task.difficulties))

@@ -5,7 +5,7 @@ from typing import Any
 
 from rl_reason import tasks
 from rl_reason.base import errors
-from rl_reason.tasks import several
+from rl_reason.tasks import evaluation_tasks
 
 
 def check_prompts(
@@ -53,7 +53,7 @@ def _check_others(
 ) -> None:
   """Refuses prompts of evaluate.tasks, as `check_prompts` does."""
   levels = difficulties(c, task)
-  _, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
+  _, sets = evaluation_tasks.of_run(c.evaluate.tasks, c.task.name, levels)
   for one in sets:
     other = tasks.get(one.task)
     texts = [other.longest(level) for level in one.levels]

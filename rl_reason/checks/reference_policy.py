@@ -13,7 +13,7 @@ import ml_collections
 from rl_reason import hf, tasks
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.config import at
-from rl_reason.checks import facts, named_code, rules
+from rl_reason.checks import config_facts, named_code, rules
 from rl_reason.checks.run_directory import MODEL, TOKENIZER
 from rl_reason.data import tokenizer
 
@@ -52,7 +52,7 @@ def find(c) -> tuple[ml_collections.ConfigDict, hf.Source | None]:
     theirs = config_lib.unflat(fields)
     source = None
     if any((place / MODEL).glob("*")):
-      source = hf.record.read(place / MODEL)
+      source = hf.model_description.read(place / MODEL)
   else:
     theirs = c.copy_and_resolve_references()
     source = hf.find(str(place), FIELD)
@@ -102,7 +102,7 @@ def check(c, tok: Any) -> None:
           f"{name} is {at(theirs, name)!r} there and {at(c, name)!r} here: it"
           " would score prompts that it was not trained on; make them equal",
       )
-  length = facts.row_slots(c)
+  length = config_facts.row_slots(c)
   if source and length > source.context:
     prompt = "kl" if c.kl.privileged else "rollout"
     rules.refuse(

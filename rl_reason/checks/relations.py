@@ -11,9 +11,9 @@ from rl_reason import tasks
 from rl_reason.base import fields
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
-from rl_reason.base.kinds import KINDS
+from rl_reason.base.function_kinds import KINDS
 from rl_reason.base.resume_rules import is_shape
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.tasks import reward_terms
 
@@ -23,38 +23,38 @@ _NAMES = {f"{known.field}.name": known for known in KINDS.values()}
 # What fields may need besides other fields -> '', or why it is missing.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
     "a critic": lambda c: (
-        not facts.has_critic(c)
+        not config_facts.has_critic(c)
         and f"{c.advantage.name} has no critic, as gae has"
     ),
     "earlier steps": lambda c: (
-        not facts.has_history(c)
+        not config_facts.has_history(c)
         and f"{c.advantage.name} reads no earlier steps, as temporal does"
     ),
     "a reader of types": lambda c: (
-        not facts.type_field(c)
+        not config_facts.type_field(c)
         and "no function of advantage.name, advantage.groups and"
         " rollout.group_sizes compares types of problems"
     ),
     "continuations": lambda c: (
-        not facts.continues(c)
+        not config_facts.continues(c)
         and f"{c.advantage.name} reads no continuations, as vine does"
     ),
     "an environment": lambda c: (
-        not facts.environment(c)
+        not config_facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"
     ),
     "a server": lambda c: (
-        not facts.teacher_server(c)
+        not config_facts.teacher_server(c)
         and "kl.reference names no server, as http://127.0.0.1:8000 does"
     ),
     "chat messages": lambda c: (
-        not (c.data.chat or facts.environment(c))
+        not (c.data.chat or config_facts.environment(c))
         and "prompts are plain text: set data.chat = True"
     ),
     "a verdict": lambda c: (
-        facts.environment(c)
+        config_facts.environment(c)
         and "the environment gives the rewards"
-        or facts.no_verifier(c)
+        or config_facts.no_verifier(c)
         and "nothing verifies responses, and reward.functions are the reward"
     ),
     "rows of files": lambda c: (
@@ -63,9 +63,9 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "rows of code": lambda c: (
         not any(
-            facts.kind_of_rows(c, source) == "code"
+            config_facts.kind_of_rows(c, source) == "code"
             for use in ("train", "evaluate")
-            for source, _ in facts.sources(c, use)
+            for source, _ in config_facts.sources(c, use)
         )
         and "no source of data.train and data.evaluate has code"
     ),
@@ -88,7 +88,7 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "optimizer.name = 'sgd' has no moments and no weight decay"
     ),
     "a reward model": lambda c: (
-        not facts.trains_reward_models(c)
+        not config_facts.trains_reward_models(c)
         and not any(
             reward_terms.is_model(x.name)
             for x in reward_terms.terms(c.reward.functions)

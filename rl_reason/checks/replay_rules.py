@@ -10,7 +10,7 @@ from typing import Any
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import facts, rules
+from rl_reason.checks import config_facts, rules
 from rl_reason.tasks import reward_terms
 
 # Fields of the machine, which change no number except for rounding.
@@ -114,7 +114,7 @@ def check(own, c) -> None:
     if one.kl.privileged:
       why = "--stage=replay reads no prompts of the reference"
       lines.append(rules.line(one, "kl.privileged", why))
-    for name in facts.streams(one):
+    for name in config_facts.streams(one):
       why = "--stage=replay has the gradient of RL alone"
       lines.append(rules.line(one, f"streams.{name}", why))
   if lines:
@@ -140,9 +140,9 @@ def _why_not(own, c, name: str) -> str:
     return _why_not_reward(own, c, name)
   if name.startswith("advantage."):
     for has, what in (
-        (facts.has_critic, "values of a critic"),
-        (facts.has_history, "responses of earlier steps"),
-        (facts.continues, "continuations of prefixes"),
+        (config_facts.has_critic, "values of a critic"),
+        (config_facts.has_history, "responses of earlier steps"),
+        (config_facts.continues, "continuations of prefixes"),
     ):
       if has(c) and not has(own):
         return f"reads {what}, which the run does not have: train with it"
@@ -152,7 +152,7 @@ def _why_not(own, c, name: str) -> str:
 def _why_not_reward(own, c, name: str) -> str:
   """Why a field of the reward cannot change in a replay; '' if it can."""
   sampled = own.dynamic_sampling.enabled
-  if sampled and (facts.by_reward(own) or name == "reward.truncated"):
+  if sampled and (config_facts.by_reward(own) or name == "reward.truncated"):
     return (
         f"decides which groups have signal (dynamic_sampling.signal ="
         f" {own.dynamic_sampling.signal!r}), and so which are in the batch"

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from rl_reason.base import functions, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import facts, relations
+from rl_reason.checks import config_facts, relations
 from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream
-from rl_reason.tasks import given, reward_terms
+from rl_reason.tasks import passed_objects, reward_terms
 
-# What `facts.two_valued` requires.
+# What `config_facts.two_valued` requires.
 _TWO_VALUED = (
     "reward.outcome.name = 'correctness', reward.length_penalty.name = 'none',"
     " reward.truncated = 'terminal', reward.overlong_buffer = 0,"
@@ -22,7 +22,7 @@ def rollouts(c) -> Iterator[Rule]:
   """Sampling, and dynamic sampling."""
   r, d = c.rollout, c.dynamic_sampling
   prompts = r.batch // r.group_size
-  models = facts.reward_models(c)
+  models = config_facts.reward_models(c)
   for name in relations.FILTERS:
     off = FIELDS[f"rollout.{name}"].default
     if r[name] != off and not r.allow_filters:
@@ -38,7 +38,7 @@ def rollouts(c) -> Iterator[Rule]:
     yield "updates.minibatches", (
         f"must divide the {prompts} prompts of a batch: groups stay whole"
     )
-  compares = "groups_B" in facts.advantage_inputs(c)
+  compares = "groups_B" in config_facts.advantage_inputs(c)
   by_prompt = compares and c.advantage.groups == "prompt"
   if r.group_size == 1 and c.rl.steps and by_prompt:
     yield "rollout.group_size", (
@@ -65,7 +65,7 @@ def rollouts(c) -> Iterator[Rule]:
 def packing(c) -> Iterator[Rule]:
   """Packed rows that hold the prompt of a group once."""
   if c.updates.share_prompts == "always" and c.rl.steps:
-    if reason := facts.unshared_prompts(c):
+    if reason := config_facts.unshared_prompts(c):
       yield "updates.share_prompts", f"{reason}: use 'auto' or 'never'"
 
 
@@ -85,14 +85,14 @@ def replay(c) -> Iterator[Rule]:
         "an older policy has sampled replayed groups: their importance weights"
         " are the correction: set correction.name = 'truncate'"
     )
-  if facts.has_history(c) or facts.continues(c):
+  if config_facts.has_history(c) or config_facts.continues(c):
     yield "rollout.replay", (
         f"{c.advantage.name} reads responses of its own step: set it to 0, or"
         " another advantage.name"
     )
-  if r.replay_from and facts.environment(c):
+  if r.replay_from and config_facts.environment(c):
     yield "rollout.replay_from", "files have no turns: leave it out"
-  if r.replay_from and facts.type_field(c) and r.types != "difficulty":
+  if r.replay_from and config_facts.type_field(c) and r.types != "difficulty":
     yield "rollout.replay_from", (
         f"files have no {r.types} as the run counts it: set rollout.types ="
         " 'difficulty'"
@@ -111,7 +111,7 @@ def engine(c) -> Iterator[Rule]:
       )
   if c.mesh.rollout and other:
     yield "mesh.rollout", "the engine has devices of its own: leave it at 0"
-  if c.mesh.rollout and facts.reward_models(c):
+  if c.mesh.rollout and config_facts.reward_models(c):
     yield "mesh.rollout", (
         "reward models score evaluations, too, which only the devices that"
         " learn sample: leave it at 0"
@@ -121,12 +121,12 @@ def engine(c) -> Iterator[Rule]:
 def rewards(c) -> Iterator[Rule]:
   """Rewards, verdicts, and the KL to the reference."""
   r, k = c.reward, c.kl
-  if r.model_scale == "running" and facts.continues(c):
+  if r.model_scale == "running" and config_facts.continues(c):
     yield "reward.model_scale", (
         f"{c.advantage.name} samples continuations, whose scores would enter"
         " the running statistics: set it to 'none'"
     )
-  if facts.no_verifier(c):
+  if config_facts.no_verifier(c):
     why = "nothing says which responses are correct: there is no verifier:"
     if c.dynamic_sampling.signal == "correctness":
       yield "dynamic_sampling.signal", f"{why} use 'auto'"
@@ -136,7 +136,7 @@ def rewards(c) -> Iterator[Rule]:
     if c.rollout.types == "pass_rate":
       yield "rollout.types", f"{why} leave it at 'difficulty'"
   for term in reward_terms.terms(r.functions):
-    if r.executor == "process" and term.name.startswith(given.LOCAL):
+    if r.executor == "process" and term.name.startswith(passed_objects.LOCAL):
       yield "reward.executor", (
           f"another process cannot import {term.name}: put the function into a"
           " module of its own, or use 'thread'"
@@ -164,7 +164,7 @@ def rewards(c) -> Iterator[Rule]:
     )
   if k.privileged:
     yield from _privileged(c)
-  if facts.teacher_server(c):
+  if config_facts.teacher_server(c):
     if k.kind == "full":
       yield "kl.kind", (
           "a server gives log-probs of given tokens, and not of the whole"
@@ -183,7 +183,7 @@ def rewards(c) -> Iterator[Rule]:
         "as a loss, on-policy, it has no expected gradient: use k2 or k3, or"
         " kl.place = 'reward'"
     )
-  if k.place == "reward" and facts.has_history(c):
+  if k.place == "reward" and config_facts.has_history(c):
     yield "kl.place", (
         f"{c.advantage.name} compares rewards with rewards of earlier steps:"
         " use 'loss'"
@@ -198,9 +198,9 @@ def _privileged(c) -> Iterator[Rule]:
         "has no {prompt}, which stands for what the policy reads; write for"
         " instance '{prompt} The answer is {answer}.'"
     )
-  if facts.environment(c):
+  if config_facts.environment(c):
     yield name, "an environment writes its own prompts: leave it empty"
-  if facts.prompt_slots(c) < c.rollout.max_prompt:
+  if config_facts.prompt_slots(c) < c.rollout.max_prompt:
     yield "kl.max_prompt", (
         f"the prompt itself has up to rollout.max_prompt ="
         f" {c.rollout.max_prompt} tokens: raise it"
@@ -210,7 +210,7 @@ def _privileged(c) -> Iterator[Rule]:
 def process(c) -> Iterator[Rule]:
   """Process rewards, and the advantages that read them."""
   kind, name = c.reward.process, c.advantage.name
-  inputs = {*facts.advantage_inputs(c)}
+  inputs = {*config_facts.advantage_inputs(c)}
   if kind == "none":
     if inputs & {"step_rewards_BT", "step_ends_BT", "prefix_returns_BT"}:
       yield "advantage.name", (
@@ -218,7 +218,7 @@ def process(c) -> Iterator[Rule]:
           " that judge steps in reward.functions"
       )
     return
-  if facts.continues(c):
+  if config_facts.continues(c):
     yield from _continuations(c)
   if not inputs & {"rewards_BT", "step_rewards_BT"}:
     yield "advantage.name", (
@@ -236,7 +236,7 @@ def process(c) -> Iterator[Rule]:
         "a reward model judges whole responses: name a function that judges"
         " steps, as 'steps' does, or leave reward.process at 'none'"
     )
-  if kind == "potentials" and facts.no_verifier(c) and len(terms) == 1:
+  if kind == "potentials" and config_facts.no_verifier(c) and len(terms) == 1:
     yield "reward.process", (
         "potentials do not change which responses are best, and nothing else"
         " is rewarded: use 'rewards', or name a second function"
@@ -260,7 +260,7 @@ def _continuations(c) -> Iterator[Rule]:
   ):
     if value != off:
       yield field, f"{name} continues prefixes of responses: use {off!r}"
-  if facts.reward_models(c):
+  if config_facts.reward_models(c):
     yield "reward.functions", (
         f"{name} continues prefixes, in batches of another size than reward"
         " models score: leave them out"
@@ -269,7 +269,7 @@ def _continuations(c) -> Iterator[Rule]:
 
 def advantages(c) -> Iterator[Rule]:
   """The advantage, and the groups that it compares."""
-  name, inputs = c.advantage.name, facts.advantage_inputs(c)
+  name, inputs = c.advantage.name, config_facts.advantage_inputs(c)
   if c.advantage.groups != "prompt" and "groups_B" not in inputs:
     yield "advantage.groups", f"{name} compares no groups: leave it at 'prompt'"
   # MaxRL's objective is defined for success rates.
@@ -278,7 +278,7 @@ def advantages(c) -> Iterator[Rule]:
     yield "advantage.name", (
         f"{divides} set reward.correct = 1 and reward.incorrect = 0"
     )
-  if name == "max_rl" and not facts.two_valued(c):
+  if name == "max_rl" and not config_facts.two_valued(c):
     yield "advantage.name", f"{divides} set {_TWO_VALUED}"
   if name == "pass_at_k":
     k = functions.arguments("advantage", c.advantage)["k"]
@@ -286,7 +286,10 @@ def advantages(c) -> Iterator[Rule]:
       yield "advantage.args.k", (
           f"must be at most rollout.group_size = {c.rollout.group_size}"
       )
-    if not (facts.two_valued(c) and c.reward.incorrect <= 0 < c.reward.correct):
+    if not (
+        config_facts.two_valued(c)
+        and c.reward.incorrect <= 0 < c.reward.correct
+    ):
       yield "advantage.name", (
           "a reward above 0 is a success: set reward.correct above 0,"
           f" reward.incorrect to at most 0, and {_TWO_VALUED}"
@@ -295,7 +298,7 @@ def advantages(c) -> Iterator[Rule]:
     yield "reward.incorrect", (
         "must be below 0: weak_positives learns from negative rewards"
     )
-  if facts.reads_squares(c):
+  if config_facts.reads_squares(c):
     if c.rl.staleness > 0 and c.rl.old_logps == "sampler":
       yield "rl.old_logps", (
           f"{name} reads log-probs beside the distribution that they are of,"
@@ -313,21 +316,21 @@ def advantages(c) -> Iterator[Rule]:
     )
   if "parts" in inputs and c.kl.place == "reward":
     yield "kl.place", f"{name} would not see it: use 'loss'"
-  if name == "confidence_weighted" and facts.two_valued(c):
+  if name == "confidence_weighted" and config_facts.two_valued(c):
     yield "advantage.name", (
         "two-valued rewards have no degrees of confidence: use leave_one_out,"
         " or a reward model in reward.functions"
     )
-  if field := facts.type_field(c):
+  if field := config_facts.type_field(c):
     other = "'prompt' or 'batch'" if field == "advantage.groups" else "another"
-    if not facts.has_types(c):
+    if not config_facts.has_types(c):
       yield field, (
           f"the sets of data.train have no difficulty (type): choose {other},"
           " or rollout.types = 'pass_rate'"
       )
   if name == "gae_exp_complexity" and c.rollout.types == "subject":
     yield "rollout.types", f"{name} needs a complexity, which no subject is"
-  if c.rollout.types == "pass_rate" and facts.hardest(c) <= 1:
+  if c.rollout.types == "pass_rate" and config_facts.hardest(c) <= 1:
     yield "advantage.args.hardest", (
         "complexities by rollout.types = 'pass_rate' are tenths of incorrect"
         f" responses: set {prompt_stream.HARDEST}"
@@ -343,7 +346,7 @@ def critic(c) -> Iterator[Rule]:
         " 'exported': leave one of them out"
     )
   # A round has a reward model, which is the critic's path if none is named.
-  of_round = facts.trains_reward_models(c) and not v.path
+  of_round = config_facts.trains_reward_models(c) and not v.path
   if bool(v.path) != (v.init == "exported") and not of_round:
     yield "critic.path", (
         "is for critic.init = 'exported': leave it out, or set critic.init"
@@ -369,7 +372,7 @@ def loss(c) -> Iterator[Rule]:
   """The loss of the policy."""
   if 0 < c.surrogate.args.get("dual_clip", 0) <= 1:
     yield "surrogate.args.dual_clip", "must be more than 1, or 0 for off"
-  late = facts.off_policy_fields(c)
+  late = config_facts.off_policy_fields(c)
   if c.surrogate.name == "reinforce" and late:
     yield "surrogate.name", (
         "has no ratio, so it is correct only on-policy, and the run is"
@@ -396,7 +399,7 @@ def rounds(c) -> Iterator[Rule]:
   keep = c.generate.keep
   if not c.rounds.count:
     return
-  if facts.environment(c):
+  if config_facts.environment(c):
     yield "rounds.count", (
         "--stage=generate plays no environments: leave it at 0"
     )
@@ -406,7 +409,7 @@ def rounds(c) -> Iterator[Rule]:
         f"{why if keep == 'all' else 'keeps no responses'}: use 'correct',"
         " 'best', 'majority', or 'pairs' for a reward model"
     )
-  if keep == "correct" and facts.no_verifier(c):
+  if keep == "correct" and config_facts.no_verifier(c):
     yield "generate.keep", "nothing says which are correct: use 'best'"
   if keep == "pairs" and not c.rl.steps:
     yield "rl.steps", (

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from rl_reason.base import config as config_lib, errors, resume_rules
 from rl_reason.checks import config_files
-from rl_reason.checks.content import content
+from rl_reason.checks.path_contents import content
 
-# Where it records the model that the run starts from; see `stages.origin`.
+# Of the model that the run starts from; see `stages.starting_model`.
 MODEL, TOKENIZER = "origin/model", "origin/tokenizer"
 MAX_NAME = 80  # characters
 NO_SOURCE = ",*(@"  # refused in paths of sources and of reward models

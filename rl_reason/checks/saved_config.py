@@ -12,16 +12,21 @@ from typing import Any
 import ml_collections
 
 from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib, functions, kinds, resume_rules
+from rl_reason.base import (
+    config as config_lib,
+    function_kinds,
+    functions,
+    resume_rules,
+)
 from rl_reason.base.errors import ConfigError, one_line
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
-    checked,
-    content,
+    config_checks,
+    config_facts,
     data_rules,
-    facts,
     machine_checks,
     named_code,
+    path_contents,
     relations,
     replay_rules,
     rules,
@@ -52,7 +57,7 @@ OVERRIDES = {
 }
 # Stage -> fields that name code, where the stage does not call it.
 _ALGORITHM = (
-    *(f"{x.field}.name" for x in kinds.KINDS.values()),
+    *(f"{x.field}.name" for x in function_kinds.KINDS.values()),
     *named_code.ENGINE,
 )
 _ROWS = (
@@ -108,7 +113,7 @@ def read(
     return _for_replay(config, workdir, given)
   config_lib.override(config, given)
   config_lib.expand(config)
-  checked.bounds(config, given)
+  config_checks.bounds(config, given)
   _check_places(config, fields, given)
   if stage == "evaluate":
     return config, _for_evaluation(config, workdir, given)
@@ -153,7 +158,7 @@ def _fields(workdir: pathlib.Path) -> dict[str, Any]:
   fields = {name: spec.default for name, spec in FIELDS.items()}
   fields |= config_lib.load(saved)
   try:  # somebody may have edited it
-    checked.bounds(config_lib.unflat(fields), FIELDS)
+    config_checks.bounds(config_lib.unflat(fields), FIELDS)
   except ConfigError as e:
     raise ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
   return fields
@@ -179,7 +184,9 @@ def _for_replay(
         raise ConfigError(f"reward.functions: {term.name}: {why}; {REMEDY}")
   hashes = {x: y for x, y in config_lib.flat(own).items() if "content." in x}
   fields = {x: y for x, y in config_lib.flat(own).items() if x not in hashes}
-  config, notes, faults = checked.examined(config_lib.unflat(fields), given)
+  config, notes, faults = config_checks.examined(
+      config_lib.unflat(fields), given
+  )
   faults.add(machine_checks.files(config, faults.fields))
   faults.end()
   replay_rules.check(own, config)
@@ -203,7 +210,7 @@ def _check_places(config, fields: dict[str, Any], given) -> None:
   """Refuses another place whose files are not those of the run."""
   for name in {*given} & {*PLACES}:
     before = fields.get(f"content.{name}")
-    if before and content.content(config, name) != before:
+    if before and path_contents.content(config, name) != before:
       rules.refuse(
           config,
           name,
@@ -256,7 +263,7 @@ def _for_evaluation(
   if "code" in kinds_of_rows:
     machine_checks.contains_programs(config, "data.evaluate")
   judged = getattr(tasks.get(config.task.name), "verifies", True)
-  verified = judged or facts.environment(config)
+  verified = judged or config_facts.environment(config)
   needed = not verified or verifiers.NONE in kinds_of_rows
   of_user = "reward.functions" in given
   saved = None if of_user else workdir
@@ -271,10 +278,10 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
     return set()
   if not run_directory.has_rows(workdir, config):
     try:
-      found = facts.sources(config, "evaluate")
+      found = config_facts.sources(config, "evaluate")
     except ValueError as e:
       rules.refuse(config, "data.evaluate", str(e))
-    return {facts.kind_of_rows(config, x) for x, _ in found}
+    return {config_facts.kind_of_rows(config, x) for x, _ in found}
   from rl_reason.data import pipelines
 
   verifiers.OWN.update(datasets.assignments(config.data.kind).values())

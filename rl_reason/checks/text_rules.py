@@ -10,11 +10,11 @@ from rl_reason import tasks
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
-from rl_reason.checks import facts, run_directory
+from rl_reason.checks import config_facts, run_directory
 from rl_reason.checks.rules import Faults, line
 from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
-from rl_reason.tasks import files as task_files, reward_terms, several
+from rl_reason.tasks import evaluation_tasks, files as task_files, reward_terms
 
 STOP_BYTES = 256  # of all stop strings: the tables of the decode loop
 
@@ -35,7 +35,7 @@ def _samples(name: str) -> Callable[[Any], Any]:
 
 
 def _mixture(name: str) -> Callable[[Any], Any]:
-  return lambda c: at(c, name) and facts.mixture(at(c, name))
+  return lambda c: at(c, name) and config_facts.mixture(at(c, name))
 
 
 def _stop_strings(name: str) -> Callable[[Any], None]:
@@ -55,9 +55,9 @@ def _stop_strings(name: str) -> Callable[[Any], None]:
 # Field -> reads its text; raises ValueError if it has another form.
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "task.name": lambda c: tasks.get(c.task.name),
-    "environment.name": lambda c: facts.environment(c),
-    "data.train": lambda c: facts.sources(c, "train"),
-    "data.evaluate": lambda c: facts.sources(c, "evaluate"),
+    "environment.name": lambda c: config_facts.environment(c),
+    "data.train": lambda c: config_facts.sources(c, "train"),
+    "data.evaluate": lambda c: config_facts.sources(c, "evaluate"),
     "data.columns": lambda c: datasets.columns(c.data.columns),
     "data.kind": _kinds,
     "data.answer_as": lambda c: datasets.meanings(c.data.answer_as),
@@ -70,9 +70,9 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "evaluate.perturb": lambda c: perturbations.parse(
         c.evaluate.perturb, c.task.name
     ),
-    "evaluate.tasks": lambda c: several.parse(c.evaluate.tasks),
+    "evaluate.tasks": lambda c: evaluation_tasks.parse(c.evaluate.tasks),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
-    "hub.revisions": facts.revisions,
+    "hub.revisions": config_facts.revisions,
     "phases": lambda c: phase_plan.parse(c.phases),
     **{
         x: _samples(x)

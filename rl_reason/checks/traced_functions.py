@@ -9,7 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib, functions, kinds, own_code
+from rl_reason.base import (
+    config as config_lib,
+    function_kinds,
+    functions,
+    own_code,
+)
 from rl_reason.base.structs import call_by_name
 from rl_reason.checks.rules import Faults
 
@@ -54,7 +59,7 @@ def check(c) -> None:
   sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
   sizes["H"] = r.batch * c.advantage.history
   for kind, wanted in RESULTS.items():
-    known = kinds.KINDS[kind]
+    known = function_kinds.KINDS[kind]
     section = config_lib.at(c, known.field)
     if ":" not in section.name:
       continue

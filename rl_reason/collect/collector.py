@@ -16,7 +16,7 @@ from rl_reason.base.structs import (
     call_by_name,
 )
 from rl_reason.collect import dynamic_sampling
-from rl_reason.collect.doubtful import Doubtful
+from rl_reason.collect.doubtful_verdicts import Doubtful
 from rl_reason.collect.experience import graded, groups
 from rl_reason.collect.grading import AsyncGrader
 from rl_reason.collect.reward_runner import RewardRound, Rewards

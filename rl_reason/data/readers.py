@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rl_reason.base import pointers
+from rl_reason.base import file_pointers
 from rl_reason.base.errors import one_line
 
 Numbered = Iterator[tuple[int, dict | None]]  # None: the row is no object
@@ -466,7 +466,7 @@ def read(path: pathlib.Path, split: str, *, strict: bool) -> Numbered:
     DataError: the file is damaged, or of an unknown format.
   """
   reader, packed = READERS.get(suffix(path)), path.suffix.lower() in COMPRESSED
-  if why := pointers.problem(path):
+  if why := file_pointers.problem(path):
     raise DataError(f"{path}: {why}")
   if why := _misnamed(path):
     raise DataError(f"{path}: {why}")

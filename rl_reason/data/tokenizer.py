@@ -20,7 +20,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
-from rl_reason.base import hub_connection, pointers
+from rl_reason.base import file_pointers, hub_connection
 from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
@@ -83,7 +83,7 @@ def load(
   except Exception as e:  # of any reader of a damaged file
     files = pathlib.Path(path).glob("token*")
     for file in sorted(x for x in files if x.is_file()):
-      if why := pointers.problem(file):
+      if why := file_pointers.problem(file):
         raise ConfigError(f"tokenizer = {path!r}: {file.name} {why}") from None
     why = f"it is not in the cache, and {away}" if away else one_line(e)
     # Then transformers takes a file of SentencePiece for one of tiktoken.

@@ -18,7 +18,7 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.base import json_files
 from rl_reason.base.structs import NO_SCORE, Rollouts
-from rl_reason.collect import doubtful as doubtful_lib, grading
+from rl_reason.collect import doubtful_verdicts as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.evaluation import stop_texts
@@ -60,7 +60,7 @@ class Responses(NamedTuple):
       verifier or a function failed.
     mean_of: samples of each prompt in mean@k, the first ones.
     sampling: fields of the config that the protocol of the set replaced.
-    doubtful: rejected ones that may be right, see `collect.doubtful`; None
+    doubtful: rejected ones that may be right, see `doubtful_verdicts`; None
       where the task cannot read leniently.
     terms_NG: scores of each term of the reward by name; NaN where a function
       failed.

@@ -11,7 +11,7 @@ Nothing is unpickled, and no code of a checkpoint runs.
 """
 
 # ruff: noqa: F401
-from rl_reason.hf import architecture, quantization, record
+from rl_reason.hf import architecture, model_description, quantization
 from rl_reason.hf.architecture import CONFIG, SEQUENCE_CLASSIFIER
 from rl_reason.hf.loading import TOKENIZERS, Source, find, is_hub_id, load
 from rl_reason.hf.saving import save

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rl_reason.base import pointers
+from rl_reason.base import file_pointers
 from rl_reason.base.errors import one_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -127,7 +127,7 @@ def _weight_map(path: pathlib.Path) -> dict[str, str]:
 def _header(file: pathlib.Path) -> dict[str, Tensor]:
   """Reads the header of one file."""
   tensors = {}
-  if why := pointers.problem(file):
+  if why := file_pointers.problem(file):
     raise CheckpointError(f"{file.name}: {why}")
   try:
     with safetensors.safe_open(file, framework="numpy") as f:

@@ -28,7 +28,7 @@ import ml_collections
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked, config_files, run_directory
+from rl_reason.checks import config_checks, config_files, run_directory
 from rl_reason.lab import jobs
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import output_guard
@@ -191,7 +191,9 @@ def configure(
   # Common fields are as of a file, in which some may do nothing in this row.
   c = config_files.read(path)
   config_lib.override(c, {k: v for k, v in overrides.items() if k in shared})
-  c, _ = checked.checked(c, {k: v for k, v in overrides.items() if k in own})
+  c, _ = config_checks.checked(
+      c, {k: v for k, v in overrides.items() if k in own}
+  )
   return config_lib.flat(c), overrides
 
 

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import axes
 from rl_reason.lab import memory_formula, model_shapes
 from rl_reason.models import critic, decoder
@@ -100,7 +100,7 @@ def choose(
   remat = next((x for x in REMAT if peak(x) <= limit), None)
   if remat is None:
     config.model.remat = remat = min(REMAT, key=peak)
-    length = facts.row_slots(config)
+    length = config_facts.row_slots(config)
     rows = largest(
         lambda n: peak(remat, n * length) <= limit,
         config.updates.token_budget // length,

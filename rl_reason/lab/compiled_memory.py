@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Prompts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler
@@ -48,7 +48,7 @@ def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
 
 def evaluation(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
   """The programs of a batch of an evaluation; see `sampling`."""
-  e, slots = c.evaluate, facts.most_slots(c)
+  e, slots = c.evaluate, config_facts.most_slots(c)
   return sampling(c, model, e.batch, e.samples + 1, "same", slots=slots)
 
 

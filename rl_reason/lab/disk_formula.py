@@ -4,7 +4,7 @@ All hosts together: each process copies and writes the part of the state that
 its devices hold.
 """
 
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.lab.memory_formula import bytes_of, moments_of
 from rl_reason.models import critic, decoder, lora
@@ -31,13 +31,13 @@ def estimate(
 
   policy = table = decoder.table(cfg)
   if c.lora.rank:
-    policy = lora.table(cfg, c.lora.rank, facts.lora_targets(c))
+    policy = lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
   rl = state(policy)
   disk = dict[str, int]()
   for stage, steps in ("SFT", c.sft.steps), ("habits", c.sft.habits.steps):
     if steps and not c.sft.reuse:
       disk[f"checkpoint of {stage}"] = state(table)
-  if facts.has_critic(c):
+  if config_facts.has_critic(c):
     value = state(critic.table(critic_cfg))
     rl += value
     if c.critic.pretrain_steps and not c.critic.reuse:

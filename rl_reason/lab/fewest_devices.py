@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import facts, machine_checks
+from rl_reason.checks import config_facts, machine_checks
 from rl_reason.devices import axes, sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import critic, decoder
@@ -19,7 +19,7 @@ def meshes(c) -> Iterator[tuple[int, dict[str, int]]]:
   The mesh of the config comes first, if it has a free axis (-1); then mesh.fsdp
   with the smallest mesh.tensor.
   """
-  given = {name: c.mesh[name] for name in facts.mesh_axes(c)}
+  given = {name: c.mesh[name] for name in config_facts.mesh_axes(c)}
   others = {x: n for x, n in given.items() if x not in ("data", "fsdp")}
   count = 1
   while count <= MOST:
@@ -60,7 +60,7 @@ def search(
       machine_checks.devices(c, count)
     except ConfigError:
       continue
-    size = estimate(sharding.abstract_mesh(**facts.mesh_sizes(c, count)))
+    size = estimate(sharding.abstract_mesh(**config_facts.mesh_sizes(c, count)))
     peak = size.peak
     if peak <= limit:
       return count

@@ -28,7 +28,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.run_directory import ENDS_SOURCE
 from rl_reason.collect import grading
 from rl_reason.collect.environment_runner import Environments
@@ -41,9 +41,9 @@ from rl_reason.lab import sample_selection
 from rl_reason.lab.sample_selection import Sample
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import scorer, trained
+from rl_reason.stages import scorer, trained_parameters
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 PURPOSE = "generate"  # names the streams of prompts and of keys
 # Fields that change which prompts or samples are written.
@@ -70,8 +70,9 @@ def run(
     reward_runner: RewardRunner,
     environments: Environments | None,
 ) -> pathlib.Path:
-  """Writes samples of `trained.policy(c, which)`; returns their directory.
+  """Writes samples of a policy; returns their directory.
 
+  `which` names the policy as in `trained_parameters.policy`;
   `stages/parts.py` describes the keywords.
 
   Raises:
@@ -90,7 +91,9 @@ def run(
         f"--step = {which}: samples are of one step: export the mean with"
         " --stage=export, and name it in model.path"
     )
-  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  params, _, step, about = trained_parameters.policy(
+      c, which, model=model, output=output
+  )
   weights = engine.weights(params, c.rollout.weights)
   del params
   out = output.workdir / "generated" / str(step)
@@ -304,7 +307,7 @@ def _sample(
     judged, outcome = verified_B[b] and correct_B[b] >= 0, 0.0
     if judged:
       outcome = c.reward.correct if correct_B[b] else c.reward.incorrect
-    elif verified_B[b] and facts.by_verdict(c):
+    elif verified_B[b] and config_facts.by_verdict(c):
       outcome = np.nan
     groups[b // g.samples].append(
         Sample(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from rl_reason.base import errors
 from rl_reason.base.structs import Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.models import (
     attention,
@@ -123,7 +123,7 @@ def estimate(
   table = decoder.table(cfg)
   learned, base = table, 0
   if c.lora.rank:
-    targets = facts.lora_targets(c)
+    targets = config_facts.lora_targets(c)
     learned = lora.table(cfg, c.lora.rank, targets)
     base = bytes_of(table, mesh, itemsize(cfg))
   fp32 = bytes_of(learned, mesh)
@@ -138,11 +138,11 @@ def estimate(
       "initial parameters": fp32,
       "optimizer state": moments(learned),
   }
-  if c.kl.reference and not facts.teacher_server(c):
+  if c.kl.reference and not config_facts.teacher_server(c):
     teacher = decoder.table(reference_shape(c, cfg))
     resident["teacher (kl.reference)"] = bytes_of(teacher, mesh)
   trained = fp32
-  if facts.has_critic(c):
+  if config_facts.has_critic(c):
     values = critic.table(critic_cfg)
     value = bytes_of(values, mesh)
     name = "critic, initial critic and its optimizer state"
@@ -150,7 +150,7 @@ def estimate(
     trained = max(fp32, value)
 
   # The update of one micro-batch.
-  length = facts.row_slots(c)
+  length = config_facts.row_slots(c)
   budget = token_budget or c.updates.token_budget
   rows_length = max(budget // length, 1) * length
   tokens = rows_length // sharding.num_shards(mesh, "sequence")
@@ -194,7 +194,7 @@ def estimate(
   evaluation = sample(
       prompts=batch,
       responses=batch * (c.evaluate.samples + 1),
-      slots=slots or facts.most_slots(c),
+      slots=slots or config_facts.most_slots(c),
       weights="same",
       cache="same",
   )
@@ -206,7 +206,7 @@ def weight_bytes(c, cfg: decoder.ModelConfig, mesh, kind: str) -> int:
   size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[kind]
   weights = bytes_of(sampler_weights.table(cfg, kind), mesh, size)
   if c.lora.rank:
-    factors = lora.table(cfg, c.lora.rank, facts.lora_targets(c))
+    factors = lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
     weights += bytes_of(factors, mesh, itemsize(cfg))
   return weights
 
@@ -228,7 +228,7 @@ def sampling(
   `prompts`, `responses` and `slots` (0: one for each response) are of all
   devices; `weights` and `cache` are as in config.rollout.
   """
-  length, width = facts.row_slots(c), c.rollout.max_prompt
+  length, width = config_facts.row_slots(c), c.rollout.max_prompt
   shards = sharding.num_shards(mesh, "batch")
   count = weight_bytes(c, cfg, mesh, weights)
   gathered = sharding.num_shards(mesh, "embed") > 1
@@ -265,7 +265,7 @@ def batch_bytes(c, mesh, token_budget: int) -> int:
   rows = c.rollout.batch // c.updates.minibatches
   shards = sharding.num_shards(mesh, "batch")
   row_shards = sharding.num_shards(mesh, "rows")
-  whole = facts.row_slots(c)
+  whole = config_facts.row_slots(c)
   packed = max(token_budget // whole, 1) * row_shards
   micro = packing.max_micro_batches(rows, packed)
   tokens = -(-rows // shards) * length  # of a minibatch, on one device

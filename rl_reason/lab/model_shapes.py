@@ -5,7 +5,7 @@ import pathlib
 from rl_reason import tasks
 from rl_reason.base import errors
 from rl_reason.base.errors import ConfigError, one_line
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.data import tokenizer
 from rl_reason.hf import architecture, model_files
 from rl_reason.models import decoder
@@ -67,7 +67,7 @@ def shape(config) -> decoder.ModelConfig:
   path = config.model.path
   if not path:
     alphabet = tasks.get(config.task.name).ALPHABET
-    revision = facts.revision(config, config.tokenizer)
+    revision = config_facts.revision(config, config.tokenizer)
     tok = tokenizer.load(config.tokenizer, alphabet, revision)
     vocab = 1 + max(tok.get_vocab().values())
     return model_config(config, vocab=vocab, tokens=vocab)
@@ -77,7 +77,7 @@ def shape(config) -> decoder.ModelConfig:
       entries = model_files.read_json(pathlib.Path(path) / architecture.CONFIG)
     else:
       entries = KNOWN.get(path) or _fetch(
-          path, label, facts.revision(config, path)
+          path, label, config_facts.revision(config, path)
       )
     found = architecture.read(entries)
   except model_files.CheckpointError as e:

@@ -30,7 +30,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.structs import Array, Batch, Experience, TrainState, Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.checks import facts, replay_rules, saved_config
+from rl_reason.checks import config_facts, replay_rules, saved_config
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.collect.reward_runner import RewardRunner
@@ -48,11 +48,11 @@ from rl_reason.stages import (
     learn,
     optimizers,
     rl,
-    trained,
+    trained_parameters,
     value,
 )
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.tasks import Row
 from rl_reason.training import packing
 from rl_reason.training.optimizer import is_stacked
@@ -318,8 +318,8 @@ def _start(own, copy: Copy, step: int, parts: dict[str, Any]) -> learn.Start:
 
 def _anew(own, pretrain: Callable, model: Model, there: Output) -> learn.Start:
   """Policy and critic of step 0."""
-  params = trained.sft(own, model=model, output=there)
-  if not facts.has_critic(own):
+  params = trained_parameters.sft(own, model=model, output=there)
+  if not config_facts.has_critic(own):
     return params, None, None
   if own.critic.pretrain_steps and not own.critic.reuse:
     found = Checkpoints(there.workdir / "checkpoints" / "value")
@@ -563,7 +563,7 @@ def credited(
   def policy(params: Tree) -> Tree:
     return params if base is None else lora.join(base, params, scale)
 
-  on_policy = facts.on_policy(c)
+  on_policy = config_facts.on_policy(c)
   plan_rows = build_step.planner(c, mesh)
   plan = plan_rows(rows.rollouts, state.step)
   logps = build_step.logps(c, cfg, mesh, display)
@@ -574,7 +574,7 @@ def credited(
     rows = with_old_logps(rows, None)
     arrays |= dict.fromkeys(of_policy)
   elif arrays["entropy_BT"] is None or (
-      arrays["squares_BT"] is None and facts.reads_squares(c)
+      arrays["squares_BT"] is None and config_facts.reads_squares(c)
   ):  # the run was on-policy, or had another advantage
     logps_BT, *found = logps(policy(state.policy.params), plan)
     arrays |= dict(zip(of_policy, found, strict=True))
@@ -609,7 +609,7 @@ def credited(
   batch = train_batch(
       rows,
       credit,
-      **facts.batch_options(c),
+      **config_facts.batch_options(c),
       updates=len(plan.order_MB),
       ref_logps_BT=arrays["ref_logps_BT"],
       values_BT=arrays["values_BT"],
@@ -626,7 +626,7 @@ def credited(
 
 def _learning(c, model: Model) -> Learning:
   """What the update of a config is made of."""
-  objective = build_step.objective(c, on_policy=facts.on_policy(c))
+  objective = build_step.objective(c, on_policy=config_facts.on_policy(c))
   optimizer = optimizers.of_policy(c, model.cfg, model.mesh)
   settings = optimizers.update_settings(c, objective, model.cfg, optimizer)
   return Learning(**settings)

@@ -27,7 +27,7 @@ import jax
 import ml_collections
 
 from rl_reason.base import config as config_lib, errors, fields, json_files
-from rl_reason.checks import checked, content, run_directory
+from rl_reason.checks import config_checks, path_contents, run_directory
 from rl_reason.devices.randomness import host_seed
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, compare, page, scores
@@ -75,7 +75,7 @@ def run(
         " choose one without the characters"
         f" {' '.join(run_directory.NO_SOURCE)}"
     )
-  checked.fields(of_round(config, 1, workdir, ".", "rounds/model"))
+  config_checks.fields(of_round(config, 1, workdir, ".", "rounds/model"))
   found: tuple[Any, Any] = (None, None)
   with recorded(config, workdir, screen.say) as is_first:
     # Of the finished rounds only the last one is opened, for the return value.
@@ -131,7 +131,7 @@ def recorded(
   try:
     if is_first:
       shown = config.copy_and_resolve_references()
-      content.record(shown)  # so that its paths may move
+      path_contents.record(shown)  # so that its paths may move
       json_files.write_json(workdir / "config.json", config_lib.flat(shown))
     yield is_first
   finally:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import facts, machine_checks
+from rl_reason.checks import config_facts, machine_checks
 from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -50,7 +50,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   limit = int(memory * GIB) if memory else device_bytes()
   if devices < 0:
     devices = fewest_devices.search(config, cfg, value, limit)
-    found = axes.text(facts.mesh_sizes(config, devices))
+    found = axes.text(config_facts.mesh_sizes(config, devices))
     display.say(
         f"the smallest number of devices of {limit / GIB:.1f} GiB: {devices},"
         f" with mesh = {found} (powers of two were tried)"
@@ -207,7 +207,7 @@ def of_programs(
 def _mesh(config, devices: int):
   if not devices:
     return device_mesh.make_meshes(**config.mesh)[0]
-  return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
+  return sharding.abstract_mesh(**config_facts.mesh_sizes(config, devices))
 
 
 def _show(display, size, peaks: Sequence[Peak] | None) -> None:

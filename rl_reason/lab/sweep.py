@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import checked, machine_checks, run_directory
+from rl_reason.checks import config_checks, machine_checks, run_directory
 from rl_reason.lab import jobs
 from rl_reason.monitoring import output_guard
 
@@ -71,7 +71,7 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
       for name, value in args.items()
       if name != "config"
   }
-  c, _ = checked.checked(path, given)
+  c, _ = config_checks.checked(path, given)
   if lines := machine_checks.files(c):
     raise ConfigError(*lines)
   return config_lib.flat(c), run_directory.default(path, c, given)

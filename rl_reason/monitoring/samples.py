@@ -254,7 +254,7 @@ class SampleLog:
     )
 
   def doubtful(self, step: int, found: list[dict]) -> None:
-    """Logs rejected responses that may be correct, see `collect.doubtful`."""
+    """Logs rejected responses that may be correct, see `doubtful_verdicts`."""
     if found:
       head = dict(stage=run_log.DOUBTFUL, step=step)
       self._log.samples([head | x for x in found])

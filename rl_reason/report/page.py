@@ -18,8 +18,8 @@ from rl_reason.base import (
     config as config_lib,
     errors,
     fields as fields_lib,
+    function_kinds,
     json_files,
-    kinds,
 )
 from rl_reason.configs import base
 from rl_reason.monitoring import bands, run_log
@@ -234,7 +234,7 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   default = base.get_config()
   plain = config_lib.flat(config_lib.with_defaults(default))
   # Arguments of other functions are compared with their own defaults.
-  for known in kinds.KINDS.values():
+  for known in function_kinds.KINDS.values():
     part = config_lib.at(default, known.field)
     name = config.get(f"{known.field}.name", part.name)
     part.name = part.name if ":" in name else name  # a report imports no code

@@ -11,9 +11,9 @@ from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checks import model_directory, saved_config
 from rl_reason.serve.engine import Engine
-from rl_reason.stages import origin, trained
+from rl_reason.stages import starting_model, trained_parameters
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 AUTO, BEFORE = "auto", "sft"
 # Weights of a model that 'auto' serves twice without being asked.
@@ -68,10 +68,12 @@ def find(
           f"serve.beside = {asked!r}: is neither a step of this run ('sft',"
           " 'best', 'newest', 20) nor a work directory; '' is no second policy"
       )
-    params, *_, about = trained.policy(c, asked, model=model, output=output)
+    params, *_, about = trained_parameters.policy(
+        c, asked, model=model, output=output
+    )
     what = "before-rl" if asked == BEFORE else asked
     return Second(f"{name}-{what}", about, params)
-  if trained.starts(c, which, output):
+  if trained_parameters.starts(c, which, output):
     return None
   size = serving.weight_bytes
   if size > SMALL:
@@ -81,7 +83,9 @@ def find(
     )
     return None
   try:
-    params, *_, about = trained.policy(c, BEFORE, model=model, output=output)
+    params, *_, about = trained_parameters.policy(
+        c, BEFORE, model=model, output=output
+    )
   except (RunError, ConfigError, OSError) as e:
     say(f"the policy before RL is not served beside it: {e}")
     return None
@@ -101,12 +105,12 @@ def _of_run(
   where = f"serve.beside = {workdir}"
   here = config_lib.flat(c)
   del here["model.path"]  # its shape counts
-  trained.require_equal(
+  trained_parameters.require_equal(
       where, here, config_lib.flat(theirs), ("model.", "task.name")
   )
   theirs.mesh, theirs.rollout = c.mesh, c.rollout
-  theirs.tokenizer = origin.tokenizer(workdir) or theirs.tokenizer
-  source = origin.source(workdir)
+  theirs.tokenizer = starting_model.tokenizer(workdir) or theirs.tokenizer
+  source = starting_model.source(workdir)
   if source or theirs.tokenizer:  # others have the characters of the task
     other = model_directory.load_tokenizer(theirs, source, "")
     if other.get_vocab() != tok.get_vocab():
@@ -115,6 +119,8 @@ def _of_run(
           " tokenizer of this one"
       )
   own = output._replace(workdir=workdir)
-  params, *_, about = trained.policy(theirs, "newest", model=model, output=own)
+  params, *_, about = trained_parameters.policy(
+      theirs, "newest", model=model, output=own
+  )
   called = workdir.absolute().name
   return Second(called if called != name else f"{name}-2", about, params)

@@ -33,9 +33,9 @@ from rl_reason.serve import (
 )
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.engine import Engine
-from rl_reason.stages import trained
+from rl_reason.stages import trained_parameters
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 FEW = (1, 8)  # numbers of slots for a server that is not busy
 LATE = 10.0  # seconds after which a server that does not end is killed
@@ -51,7 +51,7 @@ def run(
     tok: Any,
     engine: RolloutEngine,
 ) -> None:
-  """Serves `trained.policy(c, which)` until SIGTERM.
+  """Serves `trained_parameters.policy(c, which)` until SIGTERM.
 
   Raises:
     ConfigError: the mesh, the address or the filter does not work here.
@@ -123,7 +123,9 @@ def make_engine(
   Raises:
     RunError: there is no such checkpoint.
   """
-  params, *_, about = trained.policy(c, which, model=model, output=output)
+  params, *_, about = trained_parameters.policy(
+      c, which, model=model, output=output
+  )
   programs = Programs(
       cfg=model.cfg,
       prompts=c.serve.slots,

@@ -21,12 +21,12 @@ from rl_reason.algorithms import (
 )
 from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed
-from rl_reason.models import collision, critic, decoder
+from rl_reason.models import critic, decoder, squared_probabilities
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import finished_baseline, optimizers
 from rl_reason.stages.model import shares_prompts
@@ -92,14 +92,16 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
 
 def packed_rows(c, mesh: jax.sharding.Mesh) -> int:
   """Packed rows of a micro-batch, over all their shards: data x fsdp."""
-  return facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  return config_facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
 
 
 def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
   """(rollouts, step) -> `packing.plan` of their minibatches."""
   packer = packing.pack
   if shares_prompts(c):
-    packer = functools.partial(shared_prompts.pack, join=facts.packed_rows(c))
+    packer = functools.partial(
+        shared_prompts.pack, join=config_facts.packed_rows(c)
+    )
   return functools.partial(
       packing.plan,
       packer=packer,
@@ -114,7 +116,9 @@ def logps(
     c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh, display: Display
 ) -> Callable[..., tuple[Array, ...]]:
   """(params, plan) -> log-probs, entropies, squares_BT or None, [B, T] each."""
-  compare = collision.chunked if facts.reads_squares(c) else None
+  compare = (
+      squared_probabilities.chunked if config_facts.reads_squares(c) else None
+  )
   program = step.logps_program(cfg, c.rollout.temperature, compare)
   program = CompiledOnce("log-probabilities", program, display)
   return lambda *args: (*step.forward(mesh, program, *args), None)[:3]
@@ -145,7 +149,7 @@ def credit(
 ) -> Callable[[dict], dict]:
   """Arrays of `credit_inputs` -> rewards, advantages, returns and metrics."""
   advantage = functions.bind("advantage", c.advantage)
-  if shared := facts.shares_advantage(c):
+  if shared := config_facts.shares_advantage(c):
     with_shares: dict[str, Callable] = {
         "deviation": variants.with_shares,
         "linear": variants.with_linear_shares,
@@ -156,16 +160,18 @@ def credit(
       advantage=advantage,
       groups=c.advantage.groups,
       whiten=c.advantage.whiten,
-      gamma=facts.discount(c),
+      gamma=config_facts.discount(c),
       critic_lam=c.critic.lam,
       value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
-      kl=c.kl.kind if facts.estimates_kl(c) and not on_policy else "none",
+      kl=c.kl.kind
+      if config_facts.estimates_kl(c) and not on_policy
+      else "none",
       kl_in_reward=c.kl.place == "reward",
       top_entropy=c.loss.top_entropy,
       correction=functions.bind("correction", c.correction),
   )
   parts = None
-  if shared or "parts" in facts.advantage_inputs(c):
+  if shared or "parts" in config_facts.advantage_inputs(c):
     weights = {x.label: (x.first, x.last) for x in terms(c)}
     parts = functools.partial(
         variants.reward_parts, reward=reward, weights=weights
@@ -181,7 +187,7 @@ def returns(
     display: Display,
 ) -> Callable[[dict], dict]:
   """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
-  gamma = facts.discount(c)
+  gamma = config_facts.discount(c)
   assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
   return _reward_and(c, assign, reward, mesh, "rewards and returns", display)
 
@@ -202,8 +208,8 @@ def _reward_and(
         assign=assign,
         term_weights=term_weights(c),
         potentials=kind == "potentials",
-        by_step="turns_BT" in facts.advantage_inputs(c),
-        gamma=facts.discount(c),
+        by_step="turns_BT" in config_facts.advantage_inputs(c),
+        gamma=config_facts.discount(c),
     )
   fn = functools.partial(
       credit_lib.rewards_and_advantages,
@@ -222,11 +228,11 @@ def reward(c) -> Callable[[dict], Array]:
   Without a verifier the reward is the sum of the reward functions alone; in an
   environment it is the sum over the turns. Potentials are no part of it.
   """
-  r, nothing = c.reward, facts.no_verifier(c)
+  r, nothing = c.reward, config_facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif facts.environment(c):
+  elif config_facts.environment(c):
     outcome = turns.total
   found = functools.partial(
       credit_lib.outcome,
@@ -259,7 +265,7 @@ def signal(
     c, reward: Callable[[dict], Array]
 ) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
-  if facts.by_reward(c):
+  if config_facts.by_reward(c):
     return functools.partial(
         dynamic_sampling.rewards_differ,
         reward=finished_baseline.rewards(c, reward),

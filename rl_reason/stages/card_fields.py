@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import kinds
+from rl_reason.base import function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
@@ -26,7 +26,7 @@ _OF_THE_MACHINE = (
 )
 # Texts that are names of code, or of the package.
 _NAMES = (
-    *(f"{known.field}.name" for known in kinds.KINDS.values()),
+    *(f"{known.field}.name" for known in function_kinds.KINDS.values()),
     *("task.name", "environment.name", "data.template", "lora.targets"),
     *("sft.mixture", "sft.habits.mixture", "evaluate.tasks"),
 )

@@ -15,7 +15,7 @@ from rl_reason import hf
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import num_tokens
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
@@ -49,7 +49,7 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
       name,
       field,
       lambda cfg: critic.table(critic.scalar(cfg)),
-      facts.revision(c, name),
+      config_facts.revision(c, name),
   )
   rollout = c.rollout
   length = rollout.max_prompt + rollout.max_tokens

@@ -13,7 +13,7 @@ import jax
 from rl_reason.base import functions
 from rl_reason.base.structs import Experience
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import stored_groups
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
@@ -91,7 +91,7 @@ def collector(
         environment_seed=host_seed(c.seed, f"environments of {purpose}"),
         **options,
     )
-  if facts.continues(c):
+  if config_facts.continues(c):
     shards = sharding.num_shards(engine.mesh, "batch")
     count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
     return ContinuingCollector(
@@ -117,7 +117,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(build_step.terms(c)),
-      turns=bool(facts.environment(c)),
+      turns=bool(config_facts.environment(c)),
       steps=c.reward.process != "none",
       record=record,
   )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Batch, Packed, Shared, Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.monitoring.display import Display
@@ -46,7 +46,7 @@ def policy_update(c, model: Model, display: Display) -> Callable:
 
 def program(c, model: Model, display: Display) -> Callable:
   """The update of the policy as the config describes it."""
-  objective = build_step.objective(c, on_policy=facts.on_policy(c))
+  objective = build_step.objective(c, on_policy=config_facts.on_policy(c))
   optimizer = optimizers.of_policy(c, model.cfg, model.mesh)
   return build_step.policy_update(c, objective, model.cfg, optimizer, display)
 
@@ -56,7 +56,7 @@ def update_arguments(c, model: Model) -> tuple:
   cfg, _, mesh = model
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
-  packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  packed_rows = config_facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
   slots = c.rollout.max_prompt + length
 
   def array(shape, dtype, *axes):
@@ -79,7 +79,7 @@ def update_arguments(c, model: Model) -> tuple:
     longest = slots - length, length
     return found.replace(shared=Shared(prompt, tokens, longest))
 
-  reads_sampler = facts.batch_options(c)["reads_sampler"]
+  reads_sampler = config_facts.batch_options(c)["reads_sampler"]
   batch = abstract_batch(by_row, length, reads_sampler)
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
@@ -89,8 +89,8 @@ def update_arguments(c, model: Model) -> tuple:
     full = _abstract(cfg, mesh)
     cast = jax.eval_shape(lambda x: linear.cast(x, cfg.dtype), full)
     base = _placed(cast, jax.tree.map(lambda x: x.sharding, full))
-  join = facts.packed_rows(c) if shares_prompts(c) else 1
-  packed_M = packed(rows, slots=facts.row_slots(c), join=join)
+  join = config_facts.packed_rows(c) if shares_prompts(c) else 1
+  packed_M = packed(rows, slots=config_facts.row_slots(c), join=join)
   if c.kl.privileged:
     packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
   reference = None
@@ -99,7 +99,7 @@ def update_arguments(c, model: Model) -> tuple:
     if c.lora.rank and not c.kl.reference:
       reference = lora.join(base, state.params, optimizers.lora_scale(c))
   imitated = {}
-  for name in facts.streams(c):
+  for name in config_facts.streams(c):
     more = c.streams[f"{name}_batch"]
     predicted = slots - 1 if name == "text" else length
     mask = by_row(bool, predicted, rows=more)

@@ -30,8 +30,8 @@ from rl_reason.base import config as config_lib, json_files, resume_rules
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
-from rl_reason.checks import facts, run_directory
-from rl_reason.collect import doubtful
+from rl_reason.checks import config_facts, run_directory
+from rl_reason.collect import doubtful_verdicts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
@@ -56,9 +56,9 @@ from rl_reason.monitoring.display import Display
 from rl_reason.report import paired
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import lower_precision, scorer, trained
+from rl_reason.stages import lower_precision, scorer, trained_parameters
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 
 def run(
@@ -76,9 +76,9 @@ def run(
 ) -> list[Evaluation]:
   """Evaluates checkpoints, writes the files above and the table of all.
 
-  `which` are names of checkpoints as in `trained.policy`, separated by commas,
-  and `earlier` evaluations of other work directories by the same command;
-  `parts` describes the other keywords.
+  `which` are names of checkpoints as in `trained_parameters.policy`, separated
+  by commas, and `earlier` evaluations of other work directories by the same
+  command; `parts` describes the other keywords.
 
   Returns:
     the earlier evaluations, then one of each checkpoint.
@@ -91,7 +91,7 @@ def run(
   others = {x: paired.read(x) for x in against}  # before it takes long
   names = dict.fromkeys(x.strip() for x in which.split(","))
   for name in names:
-    trained.require(c, name, output)
+    trained_parameters.require(c, name, output)
   rewards = functools.partial(
       scorer.rewards,
       c,
@@ -158,7 +158,9 @@ def _evaluated(
   with the files of evaluate.against. `copies` are of `_copies`.
   """
   workdir, say = output.workdir, output.display.say
-  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  params, _, step, about = trained_parameters.policy(
+      c, which, model=model, output=output
+  )
   if c.export.precision != "same":
     merged = lower_precision.merged(c, params)
     params = lower_precision.rounded(c, merged, model)
@@ -345,9 +347,10 @@ def perhaps_right(values: Mapping[str, Any]) -> str:
   if not count:
     return ""
   return (
-      f"rejected, perhaps right: {count:,} of up to {doubtful.MOST} rejected"
-      " responses of each set that were read again, leniently: the verifier may"
-      " not read this form of answers; responses-WHICH.html lists them"
+      f"rejected, perhaps right: {count:,} of up to {doubtful_verdicts.MOST}"
+      " rejected responses of each set that were read again, leniently: the"
+      " verifier may not read this form of answers; responses-WHICH.html lists"
+      " them"
       " (val-aux/perhaps_right; docs/data.md)"
   )
 
@@ -582,7 +585,7 @@ def slots(c, rows: int) -> dict[str, Any]:
   Where rollout.slots is 0, `rows` responses decode in as many slots as a round
   of RL has responses.
   """
-  most = facts.most_slots(c)
+  most = config_facts.most_slots(c)
   if c.rollout.slots or not 0 < most < rows:
     return {}
   return dict(slots=most, least=most)  # each size compiles a program

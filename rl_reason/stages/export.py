@@ -16,9 +16,9 @@ from rl_reason.data import tokenizer
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder
 from rl_reason.monitoring import run_log
-from rl_reason.stages import card_fields, lower_precision, trained
+from rl_reason.stages import card_fields, lower_precision, trained_parameters
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
   critic is a token classifier whose labels are the outputs of its head.
   With it comes a checkpoint of this package, from which critic.path of another
   run starts with critic.init = 'exported'. With export.push_to the policy is
-  then pushed to the hub. `which` is as in `trained.policy`.
+  then pushed to the hub. `which` is as in `trained_parameters.policy`.
 
   Raises:
     RunError: there is no such checkpoint, or the hub refuses.
@@ -47,7 +47,7 @@ def run(
   pushes = c.export.push_to and jax.process_index() == 0
   if pushes:  # a wrong token fails before the weights are gathered
     hub.create(c.export.push_to, c.export.private)
-  policy, critic, step, about = trained.policy(
+  policy, critic, step, about = trained_parameters.policy(
       c, which, model=model, output=output
   )
   precision = c.export.precision

@@ -9,7 +9,7 @@ from rl_reason.checkpointing.rl_state import (
     named,
     on_host_arrays,
 )
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
@@ -83,7 +83,7 @@ def abstract_arrays(c, model: Model) -> Tree:
       optimizers.learned_table(c, cfg), *optimizers.of_policy(c, cfg, mesh)
   )
   critic_state = None
-  if facts.has_critic(c):
+  if config_facts.has_critic(c):
     critic_state = abstract_state(
         critic.table(critic_cfg),
         *optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps),
@@ -113,7 +113,7 @@ def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   if c.rollout.replay:  # the groups of the next step
     count = c.rollout.replay * c.rollout.group_size
     kept = collectors.empty_rows(c, count)
-  if facts.has_history(c):
+  if config_facts.has_history(c):
     no_rows = collectors.empty_rows(c, c.rollout.batch)
     history = history_lib.empty(no_rows, c.advantage.history)
   return kept, history

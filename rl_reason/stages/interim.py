@@ -18,7 +18,7 @@ from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.report import calibration, scores as scores_lib
 from rl_reason.stages import evaluate as evaluate_lib
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 
 
 def is_due(step: int, total: int, every: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
@@ -22,11 +22,11 @@ from rl_reason.stages import (
     reward_model,
     rl,
     sft,
-    trained,
+    trained_parameters,
     value,
 )
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.run_output import Output, open_stage
 
 # The arguments of `rl.train`: policy, critic, and cost of value pretraining.
 Start = tuple[Tree | None, Tree | None, dict[str, float] | None]
@@ -76,7 +76,7 @@ def run(
       reward_model.run(
           c, params, model=model, output=output, row_source=row_source, tok=tok
       )
-    elif stage != "sft" and facts.has_critic(c):
+    elif stage != "sft" and config_facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
     if c.lora.rank:  # under the same name, to free the fp32 copy
@@ -115,13 +115,13 @@ def resumed(
   lost, needed = "", ""
   params = critic_params = counters = None
   try:
-    params = trained.sft(c, model=model, output=output)
+    params = trained_parameters.sft(c, model=model, output=output)
   except RunError as e:
     lost = str(e)
     needed = "as the base of lora.rank" if c.lora.rank else ""
     if c.kl.kind != "none" and not c.kl.reference:
       needed = "as the reference of kl.kind"
-  if params is not None and facts.has_critic(c):
+  if params is not None and config_facts.has_critic(c):
     own = c.critic.pretrain_steps and not c.critic.reuse
     if own and not _is_complete(output, "value"):
       lost = f"{output.workdir}: its value pretraining is not complete"
@@ -147,7 +147,7 @@ def resumed(
   say(f"{lost}. RL at step {step} {ends}")
   if c.lora.rank and params is None:
     return None, None, None
-  found, critic_params, _ = trained.rl(
+  found, critic_params, _ = trained_parameters.rl(
       c, "newest", model=model, output=output, base=lambda: params
   )
   return found if params is None else params, critic_params, counters

@@ -17,7 +17,7 @@ from rl_reason.hf import quantization
 from rl_reason.models import lora
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.training import packing
 
 RESPONSES = 64  # the newest ones of samples.jsonl, for the cost

@@ -7,7 +7,7 @@ import jax
 
 from rl_reason import hf
 from rl_reason.base import errors, functions
-from rl_reason.checks import facts, reference_policy
+from rl_reason.checks import config_facts, reference_policy
 from rl_reason.checks.model_directory import num_tokens
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
@@ -86,7 +86,7 @@ def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
 
 def reference_shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
   """The static shape of the reference of a KL; `cfg` is of the policy."""
-  if not c.kl.reference or facts.teacher_server(c):
+  if not c.kl.reference or config_facts.teacher_server(c):
     return cfg
   theirs, source = reference_policy.find(c)
   vocab = source.cfg.vocab if source else cfg.vocab
@@ -95,7 +95,7 @@ def reference_shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
 
 def attention_backend(c, backend: str = "") -> tuple[str, str]:
   """The kernel of attention on a backend, by default this one, and why."""
-  m, sizes = c.model, facts.mesh_sizes(c, jax.device_count())
+  m, sizes = c.model, config_facts.mesh_sizes(c, jax.device_count())
   parts = sizes["sequence"] * sizes["tensor"] if sizes["sequence"] > 1 else 1
   args = m.attention, backend or jax.default_backend(), m.dtype, m.head_dim
   name, reason = kernels.choose(*args, whole_rows=m.kv_heads % parts == 0)
@@ -117,8 +117,10 @@ def shares_prompts(c) -> bool:
         " whose masks have no shared prompts: use 'auto', or model.attention ="
         " 'xla'"
     )
-  possible = kernel == "xla" and not facts.unshared_prompts(c)
-  wants = wanted == "always" or (wanted == "auto" and facts.saves_tokens(c))
+  possible = kernel == "xla" and not config_facts.unshared_prompts(c)
+  wants = wanted == "always" or (
+      wanted == "auto" and config_facts.saves_tokens(c)
+  )
   return possible and wants
 
 

@@ -10,7 +10,7 @@ from rl_reason import tasks
 from rl_reason.algorithms import kl
 from rl_reason.base import functions
 from rl_reason.base.structs import Array, Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
@@ -18,7 +18,7 @@ from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model, reference_shape
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.training import certificate
 
 
@@ -31,8 +31,8 @@ def step_metrics(
       counter=counter(c, cfg, forward_passes(c, cfg, on_policy=on_policy)),
       terms=tuple(term.label for term in build_step.terms(c)),
       on_policy=on_policy,
-      gamma=facts.discount(c),
-      verified=not facts.no_verifier(c),
+      gamma=config_facts.discount(c),
+      verified=not config_facts.no_verifier(c),
       stale=c.rl.staleness > 0,
   )
 
@@ -46,13 +46,13 @@ def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
   count = policy + (not on_policy)
-  if c.kl.kind != "none" and not facts.teacher_server(c):
+  if c.kl.kind != "none" and not config_facts.teacher_server(c):
     passes = c.updates.epochs if c.kl.kind == "full" else 1
     teacher = flops_per_token(c, reference_shape(c, cfg))
     count += passes * teacher / flops_per_token(c, cfg)
-  if facts.has_critic(c):
+  if config_facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + facts.has_history(c) * c.advantage.history
+  return count + config_facts.has_history(c) * c.advantage.history
 
 
 def counter(c, cfg: decoder.ModelConfig, passes: float) -> resources.Counter:
@@ -73,7 +73,7 @@ def model_sizes(c, model: Model) -> dict[str, int]:
   """Numbers of parameters, and rows of the embedding, for the report."""
   cfg, critic_cfg = model.cfg, model.critic_cfg
   out = {"parameters": parameters.count(decoder.table(cfg)), "vocab": cfg.vocab}
-  if facts.has_critic(c):
+  if config_facts.has_critic(c):
     size = parameters.count(critic.table(critic_cfg))
     out["critic parameters"] = size
   return out
@@ -95,7 +95,7 @@ def sample_log(
   into log-probs [B, T] of the current policy.
   """
   estimate = None
-  if facts.estimates_kl(c):
+  if config_facts.estimates_kl(c):
     estimate = functools.partial(kl.estimate, c.kl.kind)
   return SampleLog(
       output.log,
@@ -105,13 +105,13 @@ def sample_log(
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
-      by_reward=facts.by_reward(c),
+      by_reward=config_facts.by_reward(c),
       steps=c.rl.steps,
       is_verified=functools.partial(tasks.has_verifier, task),
       reward=reward,
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=estimate,
-      has_values=facts.has_critic(c),
+      has_values=config_facts.has_critic(c),
       new_logps=new_logps if c.log.ratios else None,
   )
 

@@ -8,7 +8,7 @@ import optax
 
 from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import TrainState, Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.models import critic, decoder, divergence, lora
 from rl_reason.stages.model import reference_shape
 from rl_reason.training import imitation, optimizer
@@ -34,7 +34,7 @@ def update_settings(
     shape = reference_shape(c, cfg)
     compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
   stream = None
-  if coefs := facts.streams(c):
+  if coefs := config_facts.streams(c):
     stream = functools.partial(
         imitation.gradients,
         cfg=cfg,
@@ -104,7 +104,7 @@ def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
   """The table of what RL learns: all parameters, or LoRA factors."""
   if not c.lora.rank:
     return decoder.table(cfg)
-  return lora.table(cfg, c.lora.rank, facts.lora_targets(c))
+  return lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
 
 
 def lora_scale(c) -> float:

@@ -27,7 +27,7 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
-from rl_reason.checks import facts, prompt_lengths
+from rl_reason.checks import config_facts, prompt_lengths
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
@@ -40,8 +40,8 @@ from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.rollout.stop_strings import StopStrings
-from rl_reason.stages.output import Output
-from rl_reason.tasks import reward_terms, several
+from rl_reason.stages.run_output import Output
+from rl_reason.tasks import evaluation_tasks, reward_terms
 
 
 def check_machine(c) -> None:
@@ -124,7 +124,7 @@ def show_end_of_turn(c, tok: Any, say: Callable[[str], None]) -> None:
 
   SFT teaches EOS; without SFT a checkpoint ends turns as its template does.
   """
-  if not c.data.chat or facts.sft_steps(c):
+  if not c.data.chat or config_facts.sft_steps(c):
     return
   args = templates.arguments(c.data.template_args)
   end = templates.end_of_turn(tok, args)
@@ -149,10 +149,12 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   encode = functools.partial(tokenizer.encode_prompts, tok)
   prompt_lengths.check_prompts(c, task, lambda x: list(map(len, encode(x))))
   levels = prompt_lengths.difficulties(c, task)
-  own, sets = several.of_run(c.evaluate.tasks, c.task.name, levels)
+  own, sets = evaluation_tasks.of_run(c.evaluate.tasks, c.task.name, levels)
   others = tuple((x.label, tasks.get(x.task), x.levels) for x in sets)
   if others:
-    task = several.Several(task, {label: other for label, other, _ in others})
+    task = evaluation_tasks.Several(
+        task, {label: other for label, other, _ in others}
+    )
   name = own.label if own else c.task.name
   return RowSource(task, name, levels, c.seed, files, others)
 

@@ -27,7 +27,7 @@ import rl_reason
 from rl_reason import tasks, verifiers
 from rl_reason.base import config as config_lib, functions, json_files
 from rl_reason.base.errors import Stopped
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import (
     of_rollout,
     resolve,
@@ -257,11 +257,11 @@ def _identity(
   for text in (config.data.template, config.data.kind):
     paths += functions.files(datasets.assignments(text).values())
   parts = [rl_reason.__version__, f"format {FORMAT}"]
-  if revision := facts.revision(config, tok_path):
+  if revision := config_facts.revision(config, tok_path):
     parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
   parts += [solved] * bool(solved)
-  trained = [facts.kind_of_rows(config, x) for x, _ in parts_of["train"]]
+  trained = [config_facts.kind_of_rows(config, x) for x, _ in parts_of["train"]]
   # SFT decides how many programs run, unless data.programs says so.
   if "code" in trained and not config.data.programs:
     parts += ["imitated"] * _imitates(config)
@@ -285,7 +285,9 @@ def _write(
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
   args = templates.arguments(config.data.template_args)
-  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path), args)
+  tok = tokenizer.load(
+      tok_path, "", config_facts.revision(config, tok_path), args
+  )
   of_rollout(tok, config.rollout)
   r, tallies = config.reward, []
   with (
@@ -336,13 +338,13 @@ def _write(
 
 def _published(config, source: datasets.Source) -> bool:
   """Whether the template of a source is the published one, if there is one."""
-  kind = facts.kind_of_rows(config, source)
+  kind = config_facts.kind_of_rows(config, source)
   return templates.choose(config.data.template, kind).published
 
 
 def _about_types(config, tallies: list[dict]) -> Iterator[str]:
   """Warns that what compares types of problems finds too few of them."""
-  if not (field := facts.type_field(config)):
+  if not (field := config_facts.type_field(config)):
     return
   types = config.rollout.types
   name = dict(difficulty="difficulties").get(types, f"{types}s")
@@ -356,7 +358,7 @@ def _about_types(config, tallies: list[dict]) -> Iterator[str]:
           " measured pass rate: rollout.types = 'pass_rate' expects the mean of"
           " all prompts of them until they are sampled"
       )
-  elif counts and not facts.differ(config, counts):
+  elif counts and not config_facts.differ(config, counts):
     yield (
         f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
         f" {types} (type) of problems, and all rows of data.train have the"
@@ -399,7 +401,7 @@ def run(
   verifiers.OWN.update(datasets.assignments(config.data.kind).values())
   if jax.process_index() == 0:
     d = config.data
-    revisions = facts.revisions(config)
+    revisions = config_facts.revisions(config)
     parts = dict(
         evaluate=datasets.parse_all(d.evaluate, "test", revisions),
         train=datasets.parse_all(d.train, "train", revisions),
@@ -425,7 +427,7 @@ def run(
       tally_lib.check_held_out(tallies, config.rollout.max_prompt)
     for asked in dict.fromkeys(asked_verbatim):
       if asked.name not in published.PUBLISHED:
-        kind = facts.kind_of_rows(config, asked)
+        kind = config_facts.kind_of_rows(config, asked)
         display.say(
             f"{asked.text}: no published prompt is known here, so its prompts"
             f" have the first style of the kind {kind}"

@@ -15,12 +15,12 @@ import jax
 
 from rl_reason import hf, tasks
 from rl_reason.base.structs import Array, Tree
-from rl_reason.checks import facts, reference_policy
+from rl_reason.checks import config_facts, reference_policy
 from rl_reason.data import privileged_prompts
 from rl_reason.models import decoder, lora
-from rl_reason.stages import build_step, teacher_server, trained
+from rl_reason.stages import build_step, teacher_server, trained_parameters
 from rl_reason.stages.model import Model, critic_config, reference_shape
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.training import privileged
 from rl_reason.training.packing import PackingPlan
 
@@ -48,7 +48,7 @@ def planner(
       c.kl.privileged,
       row=row,
       tok=tok,
-      slots=facts.prompt_slots(c),
+      slots=config_facts.prompt_slots(c),
   )
   return functools.partial(
       privileged.plan, plan_rows=plan_rows, prompts=prompts
@@ -84,7 +84,7 @@ def of_kl(
   Raises:
     ConfigError, RunError: the teacher cannot be used.
   """
-  if facts.teacher_server(c):
+  if config_facts.teacher_server(c):
     prompts = [row(x).prompt for x in range(PROMPTS)]
     asked = teacher_server.log_probs(c, tok, output.display, prompts)
     return (
@@ -99,7 +99,7 @@ def of_kl(
   is_current = c.kl.self_teacher == "current"
   if c.kl.kind == "full":
     return None, None if is_current else params
-  if not facts.estimates_kl(c):
+  if not config_facts.estimates_kl(c):
     return None, None
 
   def estimated(plan: PackingPlan, policy: Tree, _: int) -> Array:
@@ -126,7 +126,7 @@ def teacher(c, *, model: Model, tok: Any, output: Output) -> Tree:
   else:
     of_run = Model(cfg, critic_config(theirs, cfg), model.mesh)
     there = output._replace(workdir=place)
-    params, _, _, about = trained.policy(
+    params, _, _, about = trained_parameters.policy(
         theirs, "newest", model=of_run, output=there
     )
     params = jax.jit(lora.merge)(params) if theirs.lora.rank else params

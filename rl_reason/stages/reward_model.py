@@ -24,7 +24,7 @@ from rl_reason import hf
 from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import resolve
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
@@ -40,10 +40,10 @@ from rl_reason.stages import (
     export,
     scorer,
     supervised,
-    trained,
+    trained_parameters,
 )
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
+from rl_reason.stages.run_output import Output
 from rl_reason.training import packing
 from rl_reason.training.step import accumulate, optimize
 
@@ -72,7 +72,7 @@ def run(
 
   def first(shardings: Tree) -> Tree:
     if r.init:
-      params, other = trained.reward_model(
+      params, other = trained_parameters.reward_model(
           c, r.init, "reward_model.init", model=model, tok=tok, say=say
       )
       if critic.table(other) != critic.table(cfg):
@@ -81,7 +81,7 @@ def run(
             " critic.head.* say; leave it out to start from the policy"
         )
       return jax.jit(lambda x: x, out_shardings=shardings)(params)
-    return trained.random_critic(
+    return trained_parameters.random_critic(
         c, "reward model", model, shardings, policy_params
     )
 
@@ -188,7 +188,7 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
+        config_facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
         row_source, r.batch, chosen, rejected, evaluation=evaluation
@@ -201,7 +201,7 @@ def pairs(
       (rollout.max_prompt, rollout.max_tokens),
       say,
       pairs=True,
-      revisions=facts.revisions(c),
+      revisions=config_facts.revisions(c),
   )
   parts, held_out = sample_files.split(parts)
   if evaluation:

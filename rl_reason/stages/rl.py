@@ -26,7 +26,7 @@ import numpy as np
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
@@ -39,8 +39,8 @@ from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
-    carried,
     collectors,
+    continued_run,
     controllers,
     interim,
     observers,
@@ -49,8 +49,8 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output, open_stage
 from rl_reason.stages.reference import of_kl, planner
+from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.stages.streams import beside_rl
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
@@ -103,7 +103,7 @@ def train(
   # The config is read here and in `build_step`: one function for each part.
   cfg, critic_cfg, mesh = model
   display = output.display
-  on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
+  on_policy, has_critic = config_facts.on_policy(c), config_facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
   trainer_logps = build_step.logps(c, cfg, mesh, display)
@@ -171,7 +171,7 @@ def train(
     reference = copied(state.policy.params)
   scale = optimizers.lora_scale(c)
   if c.rl.init:
-    carried.carry_over(c, state, model=model, say=display.say)
+    continued_run.carry_over(c, state, model=model, say=display.say)
   if c.rollout.replay_from:
     state.kept = collectors.replay_stored(
         c, state.replay, signal(0), tok=tok, display=display
@@ -193,8 +193,8 @@ def train(
   state.stream = beside_rl(c, mesh, display, row_source, tok, environments)
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
-  batch_options = facts.batch_options(c)
-  continues = facts.continues(c)
+  batch_options = config_facts.batch_options(c)
+  continues = config_facts.continues(c)
   # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)

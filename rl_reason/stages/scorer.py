@@ -4,13 +4,13 @@ import functools
 from typing import Any
 
 from rl_reason.base.structs import Array, Rollouts
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
 from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
-from rl_reason.stages import build_step, trained
+from rl_reason.stages import build_step, trained_parameters
 from rl_reason.tasks import reward_terms
 from rl_reason.training import packing, step
 
@@ -40,14 +40,14 @@ def rewards(
       models,
       by_step=c.reward.process != "none",
       running=running,
-      by_verdict=facts.by_verdict(c),
+      by_verdict=config_facts.by_verdict(c),
   )
 
 
 def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:
   """A reward model, as a term of the reward calls it."""
   mesh = model.mesh
-  params, cfg = trained.reward_model(
+  params, cfg = trained_parameters.reward_model(
       c, name, model=model, tok=tok, say=display.say
   )
 

@@ -16,7 +16,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.data import sample_files
@@ -31,11 +31,11 @@ from rl_reason.stages import (
     optimizers,
     scorer,
     supervised,
-    trained,
+    trained_parameters,
 )
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output
-from rl_reason.stages.trained import PHASES
+from rl_reason.stages.run_output import Output
+from rl_reason.stages.trained_parameters import PHASES
 from rl_reason.tasks import reward_terms
 
 # What random keys of the data are made of: with other names the built-in tasks
@@ -71,7 +71,7 @@ def run(
     Stopped: SIGTERM; everything is saved.
   """
   if c.sft.reuse:
-    return trained.sft(c, model=model, output=output)
+    return trained_parameters.sft(c, model=model, output=output)
 
   @functools.cache
   def rewards() -> Rewards:
@@ -107,7 +107,7 @@ def run(
     names = names[habits.newest(output.display.say) is not None :]
   for name in names:
     check = None
-    if name == "sft" and not facts.no_verifier(c):
+    if name == "sft" and not config_facts.no_verifier(c):
       check = functools.partial(_evaluate, c, evaluate, output, row_source.task)
     params = _train_phase(
         c,
@@ -122,7 +122,7 @@ def run(
         check=check,
     )
   if params is None:
-    return trained.imported(c, model, output.display)
+    return trained_parameters.imported(c, model, output.display)
   return params
 
 
@@ -144,7 +144,7 @@ def _train_phase(
   if params is not None:
     first = lambda _: params  # noqa: E731
   elif c.model.path:
-    first = lambda _: trained.imported(c, model, output.display)  # noqa: E731
+    first = lambda _: trained_parameters.imported(c, model, output.display)  # noqa: E731
   return supervised.train(
       c,
       name,
@@ -209,7 +209,7 @@ def batches(
     counted: called with the number of rows.
   """
   if not c.sft.samples:
-    mixture = facts.styles(part.mixture, row_source.task)
+    mixture = config_facts.styles(part.mixture, row_source.task)
     levels = tuple(c.sft.difficulties) or row_source.difficulties
     return demonstrations.batches(
         dataclasses.replace(row_source, difficulties=levels),
@@ -225,7 +225,7 @@ def batches(
       tok,
       slots,
       say,
-      revisions=facts.revisions(c),
+      revisions=config_facts.revisions(c),
   )
   seed = host_seed(c.seed, f"samples of {purpose}")
   counted(sum(map(len, parts)))
@@ -236,7 +236,7 @@ def _scores(c) -> bool:
   """Whether the reward scores the evaluation: its models are trained."""
   terms = build_step.terms(c)
   models = [name for x in terms for name in reward_terms.models_of(x.name)]
-  return bool(terms) and all(map(trained.is_trained, models))
+  return bool(terms) and all(map(trained_parameters.is_trained, models))
 
 
 def _evaluate(

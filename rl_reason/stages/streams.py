@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from rl_reason.base.structs import Array, Packed
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.data import pipelines, plain_text
 from rl_reason.data.pipelines import RowSource
@@ -110,7 +110,7 @@ def beside_rl(
     parts, weights = plain_text.read(
         "streams.text_sources",
         *(c.streams.text_sources, tok, slots, display.say),
-        revisions=facts.revisions(c),
+        revisions=config_facts.revisions(c),
     )
     counted("text", sum(map(len, parts)))
     mixed = pipelines.mix(parts, weights, host_seed(c.seed, "plain text"))

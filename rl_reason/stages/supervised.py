@@ -21,7 +21,7 @@ from rl_reason.monitoring import health, resources
 from rl_reason.monitoring.display import Display
 from rl_reason.stages.build_step import packed_rows
 from rl_reason.stages.optimizers import of_stage
-from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.training import imitation, packing
 from rl_reason.training.optimizer import (
     abstract_state,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Array, Tree
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.data import tokenizer
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import scoring
@@ -42,7 +42,7 @@ def log_probs(
         " train on one host, or name a checkpoint"
     )
   scorer = scoring.Scorer(c.kl.reference, say=display.say, **c.kl.server)
-  longest, most = facts.row_slots(c), scorer.longest or np.inf
+  longest, most = config_facts.row_slots(c), scorer.longest or np.inf
   if longest > most:
     raise ConfigError(
         f"kl.reference = {c.kl.reference!r}: takes {most} tokens, and a prompt"

@@ -34,10 +34,10 @@ from rl_reason.stages import (
     observers,
     optimizers,
     scorer,
-    trained,
+    trained_parameters,
 )
 from rl_reason.stages.model import Model
-from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.training.optimizer import abstract_state, new_state
 from rl_reason.training.step import minibatches, train_batch
 
@@ -68,10 +68,10 @@ def run(
   cfg, critic_cfg, mesh = model
   display, total = output.display, c.critic.pretrain_steps
   if c.critic.reuse and total:
-    return trained.reused_critic(c, model=model, say=display.say)
+    return trained_parameters.reused_critic(c, model=model, say=display.say)
   tx, shardings = optimizer = optimizers.of_critic(c, critic_cfg, mesh, total)
   initial = functools.partial(
-      trained.critic,
+      trained_parameters.critic,
       c,
       policy_params,
       shardings.params,

@@ -21,7 +21,7 @@ from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
-from rl_reason.stages import build_step, collectors, scorer, trained
+from rl_reason.stages import build_step, collectors, scorer, trained_parameters
 
 NAME = "sampler_weights"
 RUNS = results.RUNS / NAME
@@ -88,7 +88,9 @@ def measure(precision: str, seed: int) -> dict:
   parts = run.open_parts(c, folder, mesh, mesh, silent, threading.Event())
   model, output, engine = parts["model"], parts["output"], parts["engine"]
   with jax.set_mesh(mesh):
-    params, _, _ = trained.rl(c, "newest", model=model, output=output)
+    params, _, _ = trained_parameters.rl(
+        c, "newest", model=model, output=output
+    )
     logps = build_step.logps(c, model.cfg, mesh, silent)
     plan = build_step.planner(c, mesh)
     collector = collectors.collector(

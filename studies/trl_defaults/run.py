@@ -23,7 +23,7 @@ from bench import harness, results
 from configs import trl_grpo
 from rl_reason import hf
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import checked, facts
+from rl_reason.checks import config_checks, config_facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh
 from rl_reason.models import decoder
@@ -86,11 +86,11 @@ def replay(c, job: dict) -> tuple[list[dict], dict, dict, Callable]:
     after the steps; and parameters -> log-probs of the completions of the last
     step, [B, T], 0 after the end of a completion.
   """
-  checked.fields(c)
+  config_checks.fields(c)
   source = hf.find(job["weights"])
   cfg, screen = source.cfg, Display(False)
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
-  on_policy = facts.on_policy(c)
+  on_policy = config_facts.on_policy(c)
   with jax.set_mesh(mesh):
     params = hf.load(source, decoder.table(cfg), mesh)
     before = jax.device_get(params)

@@ -189,7 +189,9 @@ def test_what_a_notebook_trained(places, monkeypatch):
   name = "val-core/evaluate_rows/acc/greedy"
   assert found[name] == [x[name] for x in logged if name in x][-1]
   fields = config_lib.load(there / "b" / "config.json")
-  assert fields["reward.functions"].startswith("rl_reason.tasks.given:")
+  assert fields["reward.functions"].startswith(
+      "rl_reason.tasks.passed_objects:"
+  )
   serve(there)
 
 

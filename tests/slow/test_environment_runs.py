@@ -10,7 +10,7 @@ import tiny_episodes
 import tiny_session
 from tiny_episodes import Talk, check_ids, environments, play
 
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring.display import Display
@@ -196,7 +196,7 @@ def test_observations_have_no_part_in_an_update(
           reward,
           mesh,
           Display(False),
-          on_policy=facts.on_policy(c),
+          on_policy=config_facts.on_policy(c),
       )(inputs)
 
   one, two = credit(0.0), credit(3.0)

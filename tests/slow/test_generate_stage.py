@@ -13,7 +13,7 @@ from rl_reason.base.errors import RunError, Stopped
 from rl_reason.data import datasets, readers
 from rl_reason.lab import generate
 from rl_reason.monitoring import display
-from rl_reason.stages import trained
+from rl_reason.stages import trained_parameters
 from rl_reason.tasks import arithmetic
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch, request):
     session = types.SimpleNamespace(config=c, cfg=model.cfg, mesh=model.mesh)
     return tiny_session.random_params(session), None, 3, "a random policy"
 
-  monkeypatch.setattr(trained, "policy", load)
+  monkeypatch.setattr(trained_parameters, "policy", load)
 
   def make(name="run", stop_at=None, **changes):
     usual = dict(prompts=10, batch=4, samples=4) | changes

@@ -17,7 +17,7 @@ from rl_reason import hf
 from rl_reason.base.errors import RunError
 from rl_reason.hf import quantization
 from rl_reason.models import decoder, lora
-from rl_reason.stages import export, rl, sft, trained
+from rl_reason.stages import export, rl, sft, trained_parameters
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,9 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   assert saved["params"]["layers"]["q"]["a"].shape == (1, width, 2)
 
   with jax.set_mesh(session.mesh):
-    policy, _, at = call(trained.rl, session, "newest", base=lambda: sft_params)
+    policy, _, at = call(
+        trained_parameters.rl, session, "newest", base=lambda: sft_params
+    )
     assert at == 2 and tiny_session.digest(policy) == tiny_session.digest(got)
     call(export.run, session, "newest")
     out = hf.find(str(tmp_path / "parts/export/policy"))
@@ -96,7 +98,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   other = jax.tree.map(lambda x: x + 1, sft_params)
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="belong to another model"):
-      call(trained.rl, session, "newest", base=lambda: other)
+      call(trained_parameters.rl, session, "newest", base=lambda: other)
     session.config.rl.steps = 3
     with pytest.raises(RunError, match="belong to another model"):
       call(rl.train, session, other)

@@ -11,9 +11,9 @@ from tiny_session import half_correct  # noqa: F401, fixtures
 from rl_reason import run
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError, Stopped
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.monitoring import display
-from rl_reason.stages import carried, rl
+from rl_reason.stages import continued_run, rl
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +35,7 @@ def make(workdir, stop, plan=PLAN, **changes):
   c.kl.kind, c.kl.coef = "k3", 0.1
   c.phases, c.rl.steps = plan, int(plan[-1].split(";")[0].split("=")[1])
   config_lib.override(c, changes)
-  checked.fields(c)
+  config_checks.fields(c)
   _, params = run.stages(
       config_lib.with_defaults(c),
       workdir,
@@ -60,7 +60,7 @@ def count(state, kind):
 )
 def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
   seen = []
-  carry = carried.carry_over
+  carry = continued_run.carry_over
 
   def watched(c, state, **rest):
     before = state.policy

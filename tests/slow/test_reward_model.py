@@ -24,7 +24,7 @@ from rl_reason.stages import (
     rl,
     scorer,
     sft,
-    trained as trained_lib,
+    trained_parameters as trained_lib,
     value,
 )
 

@@ -11,7 +11,7 @@ from tiny_session import half_correct  # noqa: F401, fixtures
 from rl_reason import run
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import Stopped
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.monitoring import display
 from rl_reason.stages import demonstrations, supervised
 
@@ -44,7 +44,7 @@ def make(workdir, stop, **changes):
   c.rounds.steps = 3 if changes.get("generate.keep") != "pairs" else 200
   c.rl.steps = 0
   config_lib.override(c, changes)
-  checked.fields(c)
+  config_checks.fields(c)
   _, params = run.stages(
       config_lib.with_defaults(c),
       workdir,

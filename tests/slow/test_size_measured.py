@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 CHILD = """
 import ctypes, gc, json, sys
 import jax, jax.numpy as jnp
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
 from rl_reason.devices import device_mesh
@@ -32,7 +32,7 @@ if part == "update":
   c.model.remat = option
 else:  # long rows, so that the cache is most of the memory
   c.rollout.update(batch=128, max_tokens=1000, cache=option)
-checked.fields(c)
+config_checks.fields(c)
 cfg = model_shapes.shape(c)
 value = critic_config(c, cfg)
 mesh = device_mesh.make_meshes(**c.mesh)[0]

@@ -10,7 +10,7 @@ import tiny_session
 from test_train import ROWS, tiny_config, train
 from tiny_data import byte_tokenizer
 
-from rl_reason.stages.output import open_stage
+from rl_reason.stages.run_output import open_stage
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def trained(tok_dir, tmp_path_factory):
 
 def test_rows_and_rewards_train(trained):
   result, c = trained.result, trained.result.config
-  name = "rl_reason.tasks.given:high"
+  name = "rl_reason.tasks.passed_objects:high"
   assert c.reward.functions == f"{name}*0.5,length*-0.1"
   mean = result.metrics[f"rl/reward/{name}/mean"]
   means = [np.mean(x) for batch in trained.batches for x in batch.token_ids]
@@ -138,5 +138,5 @@ def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
   for x in steps:
     assert "train/accuracy" not in x and x["actor/grad_norm"] > 0
     assert x["train/groups_with_signal"] > 0
-    mean = x["reward/rl_reason.tasks.given:early/mean"]
+    mean = x["reward/rl_reason.tasks.passed_objects:early/mean"]
     assert x["critic/rewards/mean"] == pytest.approx(mean, rel=1e-5)

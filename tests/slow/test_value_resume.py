@@ -16,7 +16,7 @@ from tiny_session import call, digest
 
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.stages import rl, trained as trained_lib, value
+from rl_reason.stages import rl, trained_parameters as trained_lib, value
 
 pytestmark = pytest.mark.slow
 __all__ = ["trained", "verdicts"]  # fixtures

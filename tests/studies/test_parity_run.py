@@ -8,7 +8,7 @@ import pytest
 
 from bench import results
 from bench.peers import parity_reward
-from rl_reason.checks import checked
+from rl_reason.checks import config_checks
 from studies.parity_run import run as parity_run
 from studies.trl_defaults import run as trl_defaults
 
@@ -42,7 +42,7 @@ def test_both_get_the_same_value_of_a_knob(place):
 def test_the_fields_of_all_rows_are_accepted(place):
   for row in (parity_run.OURS, *parity_run.CONTROLS, parity_run.OURS_FIXED):
     fields = parity_run.fields(3, row)
-    c, _ = checked.checked("configs/trl_grpo.py", fields)
+    c, _ = config_checks.checked("configs/trl_grpo.py", fields)
     assert c.reward.functions.endswith(":correct")
     assert {**fields, **parity_run.CONTROLS.get(row, {})} == fields
   there = parity_run.options(3, parity_run.TRL_FIXED)["learning_rate"]

@@ -29,7 +29,7 @@ def record(
   for name in (MODEL, TOKENIZER):
     (new / name).mkdir(parents=True)
   if source is not None:
-    hf.record.write(new / MODEL, source)
+    hf.model_description.write(new / MODEL, source)
   if tok is not None:
     tok.save_pretrained(new / TOKENIZER)
   shutil.rmtree(workdir / "origin", ignore_errors=True)
@@ -44,7 +44,7 @@ def source(workdir: pathlib.Path | None) -> hf.Source | None:
     ConfigError: the record is damaged.
   """
   path = model(workdir)
-  return hf.record.read(pathlib.Path(path)) if path else None
+  return hf.model_description.read(pathlib.Path(path)) if path else None
 
 
 def model(workdir: pathlib.Path | None) -> str:

@@ -22,7 +22,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.rl_state import require_base
-from rl_reason.checks import facts, named_code
+from rl_reason.checks import config_facts, named_code
 from rl_reason.devices.randomness import key
 from rl_reason.models import (
     checksums,
@@ -34,7 +34,7 @@ from rl_reason.models import (
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import classifier, initial_state, optimizers
 from rl_reason.stages.model import Model, critic_config, model_config
-from rl_reason.stages.output import Output, open_stage
+from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.tasks import reward_terms
 from rl_reason.training.optimizer import abstract_state
 
@@ -48,7 +48,7 @@ NETWORK = ("model.", "tokenizer", "task.name", "critic.head.")
 def imported(c, model: Model, display: Display) -> Tree:
   """The parameters of config.model.path."""
   name = c.model.path
-  source = hf.find(name, revision=facts.revision(c, name))
+  source = hf.find(name, revision=config_facts.revision(c, name))
   display.doing(f"reading {source.path}")
   params = hf.load(source, decoder.table(model.cfg), model.mesh)
   display.say(f"read {len(source.tensors)} tensors of {source.path}")
@@ -103,7 +103,7 @@ def sft(c, *, model: Model, output: Output) -> Tree:
 
 def has_sft(c) -> bool:
   """Whether RL starts from SFT, of this run or of another one."""
-  return bool(c.sft.reuse or facts.sft_steps(c))
+  return bool(c.sft.reuse or config_facts.sft_steps(c))
 
 
 def policy(

@@ -17,7 +17,7 @@ from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.rl_state import RLState, require_base
-from rl_reason.stages import initial_state, trained
+from rl_reason.stages import initial_state, trained_parameters
 from rl_reason.stages.model import Model, critic_config
 
 # Fields that give the arrays of a policy their shapes and their meaning.
@@ -40,7 +40,7 @@ def carry_over(
       shapes.
   """
   where = f"rl.init = {c.rl.init}"
-  checkpoints, step = trained.other_checkpoint(
+  checkpoints, step = trained_parameters.other_checkpoint(
       c,
       "rl.init",
       pathlib.Path(c.rl.init) / "checkpoints" / "rl",

@@ -1,7 +1,8 @@
 """Names for objects that are passed to `rl_reason.train`, for the config.
 
 A function of a module has the name `module:name`. A lambda, a nested function
-or an object becomes an attribute of this module, `rl_reason.tasks.given:name`.
+or an object becomes an attribute of this module, and its name is
+`rl_reason.tasks.passed_objects:name`.
 """
 
 import operator

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 
 from rl_reason.base import config as config_lib, resume_rules
-from rl_reason.checks import facts
+from rl_reason.checks import config_facts
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
 
@@ -53,7 +53,7 @@ def content(config, name: str) -> str:
     return " ".join(parts)
   if name == "reward.functions":
     return _terms(value)
-  if name == "kl.reference" and facts.teacher_server(config):
+  if name == "kl.reference" and config_facts.teacher_server(config):
     return "a server"  # which may move
   root = pathlib.Path(value)
   if not value or not root.exists():

@@ -17,7 +17,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason.base import config, functions, kinds
+from rl_reason.base import config, function_kinds, functions
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
@@ -218,12 +218,12 @@ def _examine(c, given: Iterable[str], faults: Faults) -> None:
   """Adds the faults of all fields, functions and combinations of a config."""
   found = _out_of_bounds(c, FIELDS)
   faults.add(found, found.values())
-  arguments = tuple(f"{x.field}.args" for x in kinds.KINDS.values())
+  arguments = tuple(f"{x.field}.args" for x in function_kinds.KINDS.values())
   for name, value in config.flat(c).items():
     if name not in FIELDS and not name.startswith(arguments):
       with faults.caught():
         raise config.no_such_field(c, name, value)
-  for kind, known in kinds.KINDS.items():
+  for kind, known in function_kinds.KINDS.items():
     if f"{known.field}.name" not in faults.fields:
       with faults.caught():
         functions.check(kind, config.at(c, known.field))
@@ -293,7 +293,7 @@ def _without(c, unknown: Iterable[str]) -> ml_collections.ConfigDict:
 def _examples(name: str) -> tuple[Any, ...]:
   """A few values that a field may have."""
   spec = FIELDS[name]
-  for kind, known in kinds.KINDS.items():
+  for kind, known in function_kinds.KINDS.items():
     if name == f"{known.field}.name":
       return functions.names(kind)
   if spec.kind in (int, float):
