@@ -145,7 +145,7 @@ def test_the_second_policy(monkeypatch, beside, which, size, want):
   c = types.SimpleNamespace(serve=types.SimpleNamespace(beside=beside))
   display = types.SimpleNamespace(say=said.append)
   output = types.SimpleNamespace(display=display)
-  trained = second_policy.trained
+  trained = second_policy.trained_parameters
   monkeypatch.setattr(trained, "starts", lambda c, which, _: which == "sft")
   policy = lambda c, step, **_: (step, None, 0, f"of {step}")  # noqa: E731
   monkeypatch.setattr(trained, "policy", policy)

@@ -519,10 +519,14 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   said, tables, checked = [], [], []
   monkeypatch.setattr(evaluate, "evaluate", evaluated)
   monkeypatch.setattr(
-      evaluate.trained, "policy", lambda c, x, **_: (x, None, 7, f"policy {x}")
+      evaluate.trained_parameters,
+      "policy",
+      lambda c, x, **_: (x, None, 7, f"policy {x}"),
   )
   monkeypatch.setattr(
-      evaluate.trained, "require", lambda c, x, output: checked.append(x)
+      evaluate.trained_parameters,
+      "require",
+      lambda c, x, output: checked.append(x),
   )
   c = importlib.import_module("configs.base").arithmetic()
   c.evaluate.update(mean_of=2, validation=False)

@@ -208,7 +208,9 @@ def test_the_cost_is_that_of_the_weights_in_the_file(tmp_path, monkeypatch):
   said = []
   monkeypatch.setattr(session.display, "say", said.append)
   monkeypatch.setattr(
-      export.trained, "policy", lambda *_, **__: (params, None, 3, "the policy")
+      export.trained_parameters,
+      "policy",
+      lambda *_, **__: (params, None, 3, "the policy"),
   )
   monkeypatch.setattr(lower_precision, "RESPONSES", 6)
   text = tiny_session.call(lower_precision.cost, session, None)
@@ -299,7 +301,9 @@ def test_eight_devices_write_the_same_bits_at_the_same_cost(
     text = "".join(json.dumps(x) + "\n" for x in lines(7))
     (workdir / "samples.jsonl").write_text(text)
     policy = tiny_session.random_params(session), None, 3, "the policy"
-    monkeypatch.setattr(export.trained, "policy", lambda *_, x=policy, **__: x)
+    monkeypatch.setattr(
+        export.trained_parameters, "policy", lambda *_, x=policy, **__: x
+    )
     said = []
     monkeypatch.setattr(session.display, "say", said.append)
     with jax.set_mesh(session.mesh):

@@ -67,7 +67,7 @@ def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
     carry(c, state, **rest)
     seen.append((c, before, *jax.device_get((state.policy, state.critic))))
 
-  monkeypatch.setattr(rl.carried, "carry_over", watched)
+  monkeypatch.setattr(rl.continued_run, "carry_over", watched)
   ends = []
   train = rl.train
 
