@@ -61,8 +61,9 @@ dynamic sampling;clip-higher;token-level loss;overlong reward shaping;KV cache;
 decoupled GAE;value pretraining;continuous batching;sequence packing"""
 
 
-def test_terms_that_people_search_for_are_on_the_first_page():
-  text = " ".join((ROOT / "docs" / "index.md").read_text().split())
+def test_terms_that_people_search_for_are_on_the_map_or_among_the_terms():
+  pages = [(ROOT / "docs" / x).read_text() for x in ("index.md", "terms.md")]
+  text = " ".join("\n".join(pages).split())
   first, *phrases = re.split(";\\s*", TERMS)
   assert not [x for x in [*first.split(), *phrases] if x not in text]
 
