@@ -87,6 +87,7 @@ setuptools.setup(
             "mypy>=1.15",
             "nbclient>=0.10",
             "nbformat>=5.10",
+            "pyink>=26.5,<27",  # what it writes changes once a year
             "pytest>=8.3",
             "pytest-xdist>=3.7",
             "ruff>=0.12",

@@ -133,17 +133,21 @@ WRITERS = {
         )
     ),
     "split.json": lambda path, rows: path.write_text(
-        json.dumps({
-            "columns": list(rows[0]),
-            "index": list(range(len(rows))),
-            "data": [list(x.values()) for x in rows],
-        })
+        json.dumps(
+            dict(
+                columns=list(rows[0]),
+                index=list(range(len(rows))),
+                data=[list(x.values()) for x in rows],
+            )
+        )
     ),
     "viewer.json": lambda path, rows: path.write_text(
-        json.dumps({
-            "features": [{"name": "question"}],
-            "rows": [{"row_idx": i, "row": row} for i, row in enumerate(rows)],
-        })
+        json.dumps(
+            dict(
+                features=[dict(name="question")],
+                rows=[dict(row_idx=i, row=row) for i, row in enumerate(rows)],
+            )
+        )
     ),
     # An object with a list, of which each line has a row.
     **{

