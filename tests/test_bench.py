@@ -10,16 +10,16 @@ import pytest
 from conftest import ROOT
 
 from bench import (
-  collectives,
-  gpu,
-  harness,
-  memory,
-  pipeline,
-  results,
-  rl_step,
-  rollout,
-  tables,
-  update,
+    collectives,
+    gpu,
+    harness,
+    memory,
+    pipeline,
+    results,
+    rl_step,
+    rollout,
+    tables,
+    update,
 )
 from rl_reason.models import decoder
 

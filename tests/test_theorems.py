@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as hnp
 
 from bench import results
 from rl_reason.algorithms import (
-  advantages,
-  corrections,
-  reductions,
-  surrogates,
+    advantages,
+    corrections,
+    reductions,
+    surrogates,
 )
 from studies.theorems import run as theorems
 

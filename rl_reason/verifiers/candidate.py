@@ -135,9 +135,7 @@ def calls(job: dict) -> None:
   while True:
     request = wire.receive(job["read"])
     number = {"number": request["number"]}
-    answer = (
-        {"failed": failed} if failed else _answer(module, request)
-    )
+    answer = {"failed": failed} if failed else _answer(module, request)
     try:
       wire.send(job["write"], answer | number)
     except ValueError as e:

@@ -278,9 +278,7 @@ def told(sentence: str) -> bool:
   """Whether a sentence repeats the problem, tries a value, or rejects one."""
   start = max((x.end() for x in _JOINT.finditer(sentence)), default=0)
   last = sentence[start:] if _has_value(sentence[start:]) else sentence
-  return _has_value(last) and bool(
-      _TOLD.match(last) or _REJECTED.search(last)
-  )
+  return _has_value(last) and bool(_TOLD.match(last) or _REJECTED.search(last))
 
 
 def unsolved(text: str) -> bool:

@@ -81,9 +81,7 @@ class _Approx:
     try:
       if math.isnan(expected):
         return self._nan and math.isnan(found)
-      return math.isclose(
-          found, expected, rel_tol=self._rel, abs_tol=self._abs
-      )
+      return math.isclose(found, expected, rel_tol=self._rel, abs_tol=self._abs)
     except TypeError:
       return False
 

@@ -9,9 +9,9 @@ import pytest
 from bench import results
 from rl_reason import tasks
 from studies.clip_law import (
-  bandit as clip_bandit,
-  run as clip_law,
-  task as clip_task,
+    bandit as clip_bandit,
+    run as clip_law,
+    task as clip_task,
 )
 from studies.clip_law.bandit import FREE, Bandit
 
