@@ -16,7 +16,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
       )
   )
 
-GGUF = ["gguf>=0.17"]  # files of llama.cpp as model.path, see docs/data.md
+GGUF = ["gguf>=0.17"]  # files of llama.cpp as model.path: docs/evaluation.md
 # --stage=serve, see docs/serving.md
 SERVE = [
     "h11>=0.14",
@@ -103,7 +103,7 @@ setuptools.setup(
             "mkdocstrings[python]>=1.0,<2",
         ],
         # A hyphen: pip before 23.3 finds no extra with an underscore.
-        "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],  # see docs/data.md
+        "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],  # see docs/tasks.md
         "interop": [  # what tests/slow lets talk to this package
             "lm-eval>=0.4.13",
             "openai>=2.54",

@@ -48,7 +48,7 @@ def get_config():
       evaluate=path(),  # sources; training rows similar to theirs are dropped
       # Of sources that are not built in: 'question=problem,...'.
       columns=field("", needs=ROWS),
-      # Their verifier, or 'FILE=code,math', see docs/data.md.
+      # Their verifier, or 'FILE=code,math', see docs/rewards.md.
       kind=path("math", needs=ROWS),
       template=field("plain", needs=ROWS),  # or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
@@ -160,7 +160,7 @@ def get_config():
       seconds=number(10.0, low=1e-3),  # CPU time of the verifier, a response
       shuffle=False,  # control: outcomes permuted over the batch
   )
-  c.advantage = function("advantage", "group_norm")  # see docs/algorithms.md
+  c.advantage = function("advantage", "group_norm")  # docs/techniques.md
   c.advantage.update(
       section(
           "advantage",

@@ -2,7 +2,7 @@
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
 controllers, shaped rewards, other critics, LoRA, reward models, serving,
-generated data: see docs/algorithms.md; environments: docs/environments.md.
+generated data: see docs/techniques.md; environments: docs/environments.md.
 """
 
 from rl_reason.base.config import at
@@ -121,7 +121,7 @@ def add(c) -> None:
       # 'arithmetic(2+3),countdown', with difficulties or with all of the task's
       tasks="",
       # --stage=evaluate: by these fields, or published: sets that have a
-      # protocol are sampled by it (docs/data.md)
+      # protocol are sampled by it (docs/evaluation.md)
       sampling=choice(
           *("config", "published"),
           needs="rows of files",
@@ -148,7 +148,7 @@ def add(c) -> None:
       "reward",
       outcome=function("outcome", "correctness"),
       length_penalty=function("length_penalty"),  # logquad
-      functions=path(),  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
+      functions=path(),  # 'my_rewards:judge*0.5,length*-0.3': docs/rewards.md
       # What the numbers of steps are, of functions that judge steps; none: a
       # response is rewarded with their sum.
       process=choice(

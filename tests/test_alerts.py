@@ -434,14 +434,6 @@ def test_alerts_of_value_pretraining():
   assert "the verifier failed on 2 of" in found["Failures of the verifier"]
 
 
-def test_the_playbook_is_rendered_from_the_table():
-  page = (ROOT / "docs" / "playbook.md").read_text()
-  assert alerts.table() in page, (
-      "replace the table of docs/playbook.md by the output of"
-      " python -m rl_reason.monitoring.alerts"
-  )
-
-
 def test_a_resumed_run_sees_the_steps_before_it():
   """It has the alerts of a run that never stopped."""
   lines = [

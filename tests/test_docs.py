@@ -34,15 +34,6 @@ SOURCE = re.compile(r"[\w./-]+\.(py|md|png|ipynb|sh|toml)(:\w+)?")
 PREFIXES = {"actor", "critic", "timing_s", "coef"}  # of f"{prefix}/{name}"
 
 
-def call(field: str, name: str, arguments: dict[str, fields.Spec]) -> str:
-  """'surrogate ppo(clip_low=0.2, ...)': arguments with their defaults."""
-  texts = [
-      k if x.default is fields.REQUIRED else f"{k}={x.default!r}"
-      for k, x in arguments.items()
-  ]
-  return f"{field} {name}({', '.join(texts)})"
-
-
 def spans(text: str) -> list[str]:
   """What stands in backticks, one line each."""
   prose = re.sub(r"^(```|    ).*$", "", text, flags=re.M)
@@ -121,21 +112,6 @@ def bad_metrics(text: str) -> list[str]:
   return out
 
 
-def test_arguments():
-  block = ALGORITHMS.partition("```text\n")[2].partition("```")[0]
-  wanted = [
-      call(known.field, name, arguments)
-      for kind, known in function_kinds.KINDS.items()
-      for name in functions.names(kind)
-      if (arguments := functions.signature(kind, name).arguments)
-  ]
-  assert block.splitlines() == wanted
-  assert (
-      "reward.length_penalty logquad(coef=0.1, decay=1.0, threshold=0.0)"
-      in (wanted)
-  )
-
-
 def test_every_config_is_explained():
   for folder in ("configs", "configs/paper"):
     for path in sorted((ROOT / folder).glob("*.py")):
@@ -162,16 +138,6 @@ def test_the_guide_tells_what_configs_cost_and_reach():
     ]
     score = f"{sum(last) / len(last):.1%}".removesuffix("%")
     assert cells.split(" | ")[1:] == [*costs, score], name
-
-
-def test_every_function_that_a_field_names_is_explained():
-  body = ALGORITHMS.partition("```text")[0]
-  for kind in function_kinds.KINDS:
-    for name in functions.names(kind):
-      found = functions.signature(kind, name)
-      if found.function:
-        module = found.function.__module__.rpartition(".")[2]
-        assert f"`{module}.{found.function.__name__}`" in body
 
 
 def section(name: str) -> str:

@@ -82,7 +82,7 @@ def test_a_verifier_of_the_user(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_task_of_the_documentation(tmp_path, monkeypatch):
   """As printed: checks, problems, demonstrations, and a sampled round."""
-  text = (ROOT / "docs" / "data.md").read_text()
+  text = (ROOT / "docs" / "tasks.md").read_text()
   [code] = re.findall(r'```python\n("""Add digits.*?)```', text, re.DOTALL)
   assert code.count("\n") <= 40
   (tmp_path / "my_task.py").write_text(code)

@@ -1,4 +1,4 @@
-"""The examples in docs/algorithms.md work as printed."""
+"""The examples in docs/own_functions.md work as printed."""
 
 import importlib
 import os
@@ -16,8 +16,8 @@ from rl_reason import api
 from rl_reason.base import errors, functions
 from rl_reason.checks import config_checks, config_files, traced_functions
 
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
-CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
+PAGE = (ROOT / "docs" / "own_functions.md").read_text()
+CODE, GMPO = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -43,9 +43,7 @@ def test_the_example_is_an_advantage(directory):
   """Rewards 1, 0 | 3, 5 are 0, 1 | 2, 0 below the best; scaled by 1/2."""
   from configs import dapo
 
-  flags = dict(
-      re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", ALGORITHMS)
-  )
+  flags = dict(re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", PAGE))
   assert flags == {
       "advantage.name": "my_advantages:group_best",
       "advantage.args.scale": "0.5",

@@ -412,8 +412,8 @@ def test_what_nothing_scores_leaves_the_loss(
 
 
 def test_the_printed_rewards_work(tmp_path, monkeypatch):
-  """docs/data.md: called as printed there."""
-  text = (ROOT / "docs" / "data.md").read_text()
+  """docs/rewards.md: called as printed there."""
+  text = (ROOT / "docs" / "rewards.md").read_text()
   [code] = re.findall(r'```python\n("""Three rewards.*?)```', text, re.DOTALL)
   [flag] = re.findall(r"--config.reward.functions='(.*)'`", text)
   (tmp_path / "my_rewards.py").write_text(code)

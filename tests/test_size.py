@@ -132,8 +132,8 @@ def leaves(arrays):
 
 
 def test_memory_and_disk_of_32_billion_parameters():
-  """The bytes that docs/scaling.md states, of all devices together."""
-  text = " ".join((ROOT / "docs" / "scaling.md").read_text().split())
+  """The bytes that docs/memory.md states, of all devices together."""
+  text = " ".join((ROOT / "docs" / "memory.md").read_text().split())
   cfg, size = sized("paper/dapo", 64, mesh__tensor=8)
   whole = sharding.abstract_mesh()
   count = memory_formula.bytes_of(decoder.table(cfg), whole) / 4

@@ -1,4 +1,4 @@
-"""Theorems about the algorithms, and the worked numbers of docs/papers.md.
+"""Theorems about the algorithms, and the worked numbers of docs/errata.md.
 
 Expectations are sums over all outcomes (`studies/theorems/run.py`), in float64.
 """
@@ -26,7 +26,7 @@ from studies.theorems import run as theorems
 
 # --- the worked numbers of papers and write-ups ------------------------------
 
-PAGE = (ROOT / "docs" / "papers.md").read_text()
+PAGE = (ROOT / "docs" / "errata.md").read_text()
 SECTION = PAGE.partition("## Worked numbers")[2].partition("\n## ")[0]
 ROWS = re.findall(r"^\| .* \| (.*) \|$", SECTION, re.M)[1:]
 REWARDS = (0.7, 0.5, 0.9)

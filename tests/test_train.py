@@ -211,8 +211,8 @@ assert "jax" not in sys.modules
 
 
 def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
-  """docs/data.md, up to the stages: they say what they were asked for."""
-  text = (ROOT / "docs" / "data.md").read_text()
+  """docs/your_loop.md, up to the stages: they say what they were asked for."""
+  text = (ROOT / "docs" / "your_loop.md").read_text()
   [code] = re.findall(r'```python\n("""Short answers.*?)```', text, re.DOTALL)
   seen = {}
 

@@ -52,7 +52,7 @@ def ending(
   elif "RESOURCE_EXHAUSTED" in str(error):
     what = (
         "out of memory: the same command with --stage=size estimates memory,"
-        f" and docs/start.md says which field helps ({_first_line(error)})"
+        f" and docs/memory.md says which field helps ({_first_line(error)})"
     )
   elif type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
     what = f"the device or its program failed: {_first_line(error)}"

@@ -96,7 +96,7 @@ def check(c) -> None:
           [
               f"{text} returns {shapes}, and must return arrays with the axes"
               f" {wants}, where B = {sizes['B']} and T = {sizes['T']}"
-              " (docs/algorithms.md)"
+              " (docs/own_functions.md)"
           ]
       )
   faults.end()

@@ -2,10 +2,7 @@
 
 `alerts.toml` has one rule for each alert: a bound of a metric, or the name of a
 predicate of this module. `health.py` checks the rules at every step.
-docs/playbook.md is rendered from the rules. After a change, replace its table
-by the output of
-
-  python -m rl_reason.monitoring.alerts
+docs/alerts.md is written from the rules by `python docs/reference_pages.py`.
 """
 
 import pathlib
@@ -90,8 +87,9 @@ class Alert(NamedTuple):
   message: str
 
 
-_FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
-_ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
+_ADVICE = re.compile(
+    r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)( '\w+'| True| False| \d+(\.\d+)?)?"
+)
 
 
 # --- predicates: any of (step, steps, fields) -> the evidence, or '' ----------
@@ -560,16 +558,3 @@ def of_run(lines: Steps) -> list[str]:
           f" {at[-1]}: {rule.cause} (docs/playbook.md)"
       )
   return out
-
-
-def table() -> str:
-  """The rules as a table in Markdown, for docs/playbook.md."""
-  rows = ["| alert | metric | likely cause | try |", "|---|---|---|---|"]
-  for x in RULES:
-    remedy = _FIELD.sub(r"`\g<0>`", x.remedy)
-    rows.append(f"| {x.name} | {x.where} | {x.cause} | {remedy} |")
-  return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-  print(table(), end="")

@@ -245,7 +245,7 @@ class ExternalEngine:
     except servers.Fault as e:
       raise RunError(
           f"{self._name}: {where}: {e}. Does the engine serve the model of this"
-          " run with its tokenizer, and with the options of docs/scaling.md?"
+          " run with its tokenizer, and with the options of docs/engines.md?"
           " The same command resumes the run"
       ) from None
     return b, Completion(tokens, logps, bool(ends))

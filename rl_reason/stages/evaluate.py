@@ -351,7 +351,7 @@ def perhaps_right(values: Mapping[str, Any]) -> str:
       " rejected responses of each set that were read again, leniently: the"
       " verifier may not read this form of answers; responses-WHICH.html lists"
       " them"
-      " (val-aux/perhaps_right; docs/data.md)"
+      " (val-aux/perhaps_right; docs/rewards.md)"
   )
 
 

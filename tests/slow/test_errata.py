@@ -1,4 +1,4 @@
-"""docs/papers.md: each number of its errata is computed here."""
+"""docs/errata.md: each number of its errata is computed here."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from rl_reason.algorithms import (
 from rl_reason.rollout import group_sizes
 
 pytestmark = pytest.mark.slow
-PAGE = (ROOT / "docs" / "papers.md").read_text()
+PAGE = (ROOT / "docs" / "errata.md").read_text()
 ERRATA = re.findall(r"^\| .* \|$", PAGE.split("## Errata")[-1], re.M)[1:]
 ONE_BT = jnp.ones((1, 1))
 
