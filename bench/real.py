@@ -15,8 +15,30 @@ from typing import Any
 from bench import harness, results, tables
 
 Size = harness.Size
-MICRO = [dict(micro=16)]
-TABLES = (
+# Case -> its task, its size and the options of this package. `slots`: slots
+# that are idle are given up. `micro`: the token budget in rows of full length,
+# of which one row holds a group of 1,088 tokens, or two of 320; slots without a
+# token would be computed, too.
+CASES = {
+    "sampling, 128 tokens": ("rollout", Size(64, 64, 128, tail=False), {}),
+    "sampling, tail": (
+        *("rollout", Size(64, 64, 128, tail=True)),
+        dict(slots=64),
+    ),
+    "update, 16 rows": (
+        *("update", Size(16, 64, 128, tail=False)),
+        dict(micro=6, share=True),
+    ),
+    "update, short responses": (
+        *("update", Size(16, 64, 32, tail=False)),
+        dict(micro=7, share=True),
+    ),
+    "step, 32 rows": (
+        *("rl_step", Size(32, 64, 32, tail=False)),
+        dict(micro=7, share=True),
+    ),
+}
+TABLES = [
     tables.Table(
         name="real",
         title="Sampling, update and step at the shapes of SmolLM2-135M",
@@ -28,33 +50,15 @@ TABLES = (
             " 2 groups of 8 fixed responses. Step: sample 8 responses to each"
             " of 4 prompts, and update once. Tokens/s counts response tokens."
         ),
-        task="rollout",
-        cases={
-            "sampling, 128 tokens": Size(64, 64, 128, tail=False),
-            "sampling, tail": Size(64, 64, 128, tail=True),
-        },
-        options=dict(ours=[{}], trl=[dict(batch=64)]),
-    ),
-    tables.Table(
-        name="real",
-        title="",
-        about="",
-        task="update",
-        cases={
-            "update, 16 rows": Size(16, 64, 128, tail=False),
-            "update, short responses": Size(16, 64, 32, tail=False),
-        },
-        options=dict(ours=[dict(micro=16, share=True)], trl=MICRO),
-    ),
-    tables.Table(
-        name="real",
-        title="",
-        about="",
-        task="rl_step",
-        cases={"step, 32 rows": Size(32, 64, 32, tail=False)},
-        options=dict(ours=[dict(micro=16, share=True)], trl=MICRO),
-    ),
-)
+        task=task,
+        cases={name: size},
+        options=dict(
+            ours=[options],
+            trl=[dict(batch=64) if task == "rollout" else dict(micro=16)],
+        ),
+    )
+    for name, (task, size, options) in CASES.items()
+]
 ALL = dataclasses.replace(
     TABLES[0], cases={k: v for x in TABLES for k, v in x.cases.items()}
 )
