@@ -10,6 +10,8 @@ results/bench_real.{json,md}.
 
 import argparse
 import dataclasses
+import math
+import statistics
 from typing import Any
 
 from bench import harness, results, tables
@@ -78,9 +80,82 @@ def measure(flags) -> dict[str, Any]:
   return out | dict(cases={x: known[x] for x in ALL.cases if x in known})
 
 
+GOALS = dict(rollout=2.5, update=2.0, rl_step=2.5)  # times TRL's speed
+BODY = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)  # parameters
+HEAD = 49_152 * 576
+COUNTED = ("sampling, 128 tokens", "update, 16 rows", "update, short responses")
+
+
+def positions(size: Size, options: dict) -> int:
+  """Positions of the forward pass of an update, empty slots included."""
+  length = size.prompt + size.response
+  if not options.get("share"):
+    return size.rows * length
+  slots = options["micro"] * length
+  group = size.prompt - 1 + size.group * (size.response + 1)
+  return math.ceil(size.rows / size.group / (slots // group)) * slots
+
+
+def products(result: dict) -> list[str]:
+  """The table of the speed of the matrix products that weights take part in."""
+  out = [
+      *("", "Matrix products with weights, without those of attention:", ""),
+      "| case | system | positions | 10^12 FLOPs | GFLOP/s |",
+      "|---|---|---|---|---|",
+  ]
+  for name in COUNTED:
+    task, size, _ = CASES[name]
+    tokens = size.rows * size.response
+    for system, x in result["cases"][name]["systems"].items():
+      count = tokens if task == "rollout" else positions(size, x["options"])
+      flops = (2 if task == "rollout" else 6) * (BODY * count + HEAD * tokens)
+      speed = flops / statistics.median(x["seconds"]) / 1e9
+      cells = f"{count:,}", f"{flops / 1e12:.2f}", f"{speed:.0f}"
+      out.append(results.row(name, system, *cells))
+  return out
+
+
+def goals(result: dict) -> list[str]:
+  """The table of the goals that were set before the measurement."""
+  out = [
+      *("", "Goals set before the measurement, beside TRL:", ""),
+      "| case | speedup | goal | peak memory | goal |",
+      "|---|---|---|---|---|",
+  ]
+  for name, (task, _, _) in CASES.items():
+    ours, trl = (result["cases"][name]["systems"][x] for x in ("ours", "trl"))
+    speedup, least = trl["ratio"][0], GOALS[task]
+    share = ours["peak_mib"] / trl["peak_mib"]
+    memory = ("", "")
+    if task != "rollout":
+      memory = f"{share:.0%}", f"at most 50%: {reached(share <= 0.5)}"
+    goal = f"at least {least}: {reached(speedup >= least)}"
+    out.append(results.row(name, f"{speedup:.2f}", goal, *memory))
+  return [
+      *out,
+      "",
+      "Where both systems spend their time in products with weights, the ratio"
+      " of their positions bounds the speedup.",
+  ]
+
+
+def reached(yes: bool) -> str:
+  """The verdict about a goal."""
+  return "reached" if yes else "not reached"
+
+
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
-  return tables.page(ALL, result)
+  *lines, about, peers = tables.page(ALL, result)
+  end = lines.index("", len(lines) - 3)
+  return [
+      *lines[:end],
+      *products(result),
+      *goals(result),
+      *lines[end:],
+      about,
+      peers,
+  ]
 
 
 def main() -> None:
