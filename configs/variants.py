@@ -1,11 +1,14 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
-controllers, shaped rewards, other critics, LoRA, reward models, serving,
+shaped rewards, other critics, LoRA, reward models, serving,
 generated data: see docs/techniques.md; environments: docs/environments.md.
 """
 
-from rl_reason.base.config import at
+import functools
+
+from rl_reason import features
+from rl_reason.base import config
 from rl_reason.base.fields import (
     choice,
     field,
@@ -28,10 +31,7 @@ FILTERS = dict(
 
 def add(c) -> None:
   """Adds the fields to the sections of the base; all are off."""
-
-  def extend(name, **fields):
-    at(c, name).update(section(name, **fields))
-
+  extend = functools.partial(config.extend, c)
   extend(
       "",
       # Consecutive parts of RL, 'until=20; task.difficulties=(2, 3);
@@ -67,27 +67,6 @@ def add(c) -> None:
           needs="a reader of types",
       ),
       **FILTERS,  # off-policy: an error without rollout.allow_filters
-      # Groups of earlier steps in each batch, in place of new ones.
-      replay=number(
-          0,
-          low=0,
-          not_with={
-              "rl.staleness": "batches in flight would be without them",
-              "rollout.group_sizes.name": (
-                  "groups of different sizes do not fill the same places"
-              ),
-          },
-      ),
-      # Directory of --stage=generate with keep = "all": the first older groups.
-      replay_from=path(
-          needs="rollout.replay",
-          not_with={
-              "reward.functions": "files have no scores of single functions",
-              "rollout.replay_routing": "files have no experts",
-              "kl.privileged": "files have no reference answers",
-          },
-      ),
-      replay_age=number(4, low=1, needs="rollout.replay"),  # RL steps, at most
       retire_after=number(0, low=0),  # groups solved in a row; 0: never
       # Share of correct responses of a group that is solved.
       retire_rate=number(1.0, low=1e-6, high=1, needs="rollout.retire_after"),
@@ -199,9 +178,6 @@ def add(c) -> None:
       ),
       # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
       jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
-      controller=function(  # adaptive: to a target KL
-          "kl_controller", needs="kl.kind"
-      ),
   )
   c.kl.server = section(  # kl.reference is the URL of a server
       "kl.server",
@@ -211,15 +187,6 @@ def add(c) -> None:
       seconds=number(600.0, low=1e-3),  # of a request
       patience=number(600.0, low=0),  # seconds that the server may be gone
       key_env="",  # environment variable with its key
-  )
-  extend(
-      "advantage",
-      # RL steps that `temporal` looks back.
-      history=number(2, low=1, needs="earlier steps"),
-      # Upper bound of its importance weights.
-      history_ratio=number(2.0, low=0, needs="earlier steps"),
-      # Of each prefix that ends with a step.
-      continuations=number(4, low=1, needs="continuations"),
   )
   c.environment = section(  # of a task with several turns
       "environment",
@@ -241,7 +208,6 @@ def add(c) -> None:
       length_alpha=number(0.0, low=0, high=0.5, needs="RL"),
       # Coefficient of the NLL of what environments answer; 0 is off.
       observation_nll=number(0.0, low=0, needs="an environment"),
-      entropy_controller=function("entropy_controller"),  # adaptive
       # Share of tokens, by entropy.
       top_entropy=number(1.0, low=1e-9, high=1, needs="RL"),
       # Load balance of experts, also of SFT.
@@ -388,3 +354,5 @@ def add(c) -> None:
           not_with={"rounds.count": "a round starts from the exported policy"},
       ),
   )
+  for one in features.declared():
+    one.fields(c)

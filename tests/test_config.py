@@ -148,10 +148,9 @@ def test_signatures_are_those_of_the_functions(kind):
 
 def test_names_of_functions():
   advantages = set(functions.names("advantage"))
-  assert {"group_norm", "gae", "temporal", "hybrid"} <= advantages
+  assert {"group_norm", "gae", "opo", "hybrid"} <= advantages
   assert {"ppo", "reinforce", "cispo"} <= set(functions.names("surrogate"))
   assert functions.names("outcome") == ("correctness",)
-  assert functions.names("kl_controller") == ("fixed", "adaptive")
 
 
 def test_bind():
@@ -438,10 +437,7 @@ def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
       {"updates.epochs": 2},
       {"correction.name": "truncate"},
       {"loss.top_entropy": 0.5},
-      {"loss.entropy_controller.name": "adaptive"},
       {"kl.kind": "k3", "kl.place": "reward"},
-      {"kl.kind": "k3", "kl.controller.name": "adaptive"},
-      {"advantage.name": "temporal"},
       {"advantage.name": "quality_weighted"},
   ):
     assert not config_facts.on_policy(
@@ -462,7 +458,6 @@ def test_the_discount_of_the_critic_is_that_of_the_advantage():
   assert config_facts.has_critic(c) and not config_facts.has_critic(
       base.arithmetic()
   )
-  assert config_facts.has_history(with_fields({"advantage.name": "temporal"}))
 
 
 def test_rows_of_a_micro_batch():

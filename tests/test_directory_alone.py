@@ -44,7 +44,7 @@ def short(response, row, *, scale: float = 1.0):
 def verify(text, answer):
   return text == answer
 
-def advantage(rewards_B, past_rewards_H):
+def advantage(rewards_B, groups_B):
   return rewards_B
 """
 

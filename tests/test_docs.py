@@ -17,6 +17,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
     *(ROOT / name / "README.md" for name in ("conformance", "studies")),
+    *sorted((ROOT / "rl_reason" / "features").rglob("*.md")),
 ]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {

@@ -160,7 +160,6 @@ def test_balance_by_hand():
             },
             "rollout.engine.name = 'vllm': engines return no routes",
         ),
-        ({"advantage.name": "temporal"}, "no routes are kept of earlier steps"),
     ],
 )
 def test_refused_combinations(changes, text):

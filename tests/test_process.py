@@ -16,10 +16,7 @@ from test_reward_runner import LENGTH, ROWS, rollouts
 
 from rl_reason.algorithms import advantages, credit, process, turns
 from rl_reason.base.errors import ConfigError, RunError
-from rl_reason.base.structs import Steps
 from rl_reason.checks import config_checks
-from rl_reason.collect.continuations import ContinuingCollector
-from rl_reason.collect.experience import graded
 from rl_reason.collect.reward_runner import RewardRound, RewardRunner, Rewards
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, xor
@@ -397,33 +394,6 @@ def test_blocks_of_parities(text, wanted):
   assert xor.verify(text, row) == (len(got) == sum(x for _, x in wanted) == 3)
 
 
-def test_prefixes_without_a_return_are_counted(monkeypatch):
-  """Of five prefixes of two responses three have none; both leave the loss."""
-  ends_BT = np.zeros((2, LENGTH), bool)
-  ends_BT[0, 1:5] = ends_BT[1, [0, 2]] = True  # the last step ends a response
-  sampled = rollouts(["12345", "123"])
-  rows = graded(sampled, np.ones(2, F)).replace(
-      steps=Steps((), (), ends_BT, np.zeros(ends_BT.shape, F))
-  )
-  collector = object.__new__(ContinuingCollector)
-  collector._prefixes = 2
-  returns = {(0, 1): np.nan, (0, 2): 0.5, (0, 3): np.nan, (1, 0): np.nan}
-  monkeypatch.setattr(
-      ContinuingCollector,
-      "_continued",
-      lambda self, rows, prefixes, weights, step: (
-          np.array([returns.get(tuple(x), 1.0) for x in prefixes.tolist()]),
-          0,
-      ),
-  )
-  out, metrics = collector.with_returns(
-      rows, {"tokens/generated": 0}, weights=None, step=0
-  )
-  assert metrics["train/prefixes"] == 5
-  assert metrics["train/prefixes_failed"] == 3
-  assert out.correct_B.tolist() == [-1, -1]
-
-
 FUNCTIONS = """
 def whole(response, row):
   return 2.0
@@ -520,7 +490,6 @@ REFUSED = [
     (dict(process="potentials"), "use returns_by_turn"),
     (dict(functions=""), "reward.functions: set both"),
     (dict(functions="OWNER/JUDGE"), "a reward model judges whole responses"),
-    (dict(advantage="vine", process="potentials"), "vine continues prefixes"),
     (dict(environment="rl_reason.environments.guess:Guess"), "are the steps"),
 ]
 
@@ -538,7 +507,7 @@ def config(
 
 
 def test_what_cannot_be_rewarded_by_step_is_refused():
-  for advantage in ("process_norm", "vine", "returns_by_turn", "gae_by_turn"):
+  for advantage in ("process_norm", "returns_by_turn", "gae_by_turn"):
     config_checks.fields(config(advantage=advantage))
   config_checks.fields(
       config(process="potentials", advantage="returns_by_turn")

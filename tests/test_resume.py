@@ -32,14 +32,12 @@ RARE = dict(
 )
 # Everything that a run may carry from one step to the next.
 ALL_STATE = RARE | dict(
-    advantage__name="temporal",
     rollout__retire_after=1,
     task__difficulties=(2,),
     updates__minibatches=2,
     updates__epochs=2,
     kl__kind="k2",
     kl__coef=0.1,
-    kl__controller=dict(name="adaptive", args=dict(target=1.0, horizon=100)),
 )
 
 

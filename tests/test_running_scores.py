@@ -146,7 +146,7 @@ def test_statistics_resume_bit_by_bit():
     collector = types.SimpleNamespace(
         rewards=found, prompts=stream, unfinished=None
     )
-    empty = dict.fromkeys(["policy", "critic", "kept", "history"])
+    empty = dict.fromkeys(["policy", "critic"])
     yield RLState(
         **empty,
         collector=collector,
@@ -158,7 +158,7 @@ def test_statistics_resume_bit_by_bit():
     )
     yield NetworkState(None, stream, rewards=found)
 
-  arrays = dict.fromkeys(["policy", "critic", "kept", "history", "unfinished"])
+  arrays = dict.fromkeys(["policy", "critic"])
   for index in (0, 1):
     whole, first, second = (RunningScores("model", clip=5.0) for _ in range(3))
     wanted = [whole(x, ALL) for x in scores][-1]

@@ -13,9 +13,8 @@ import padded
 import pytest
 import reference_model
 
-from rl_reason.algorithms import reductions, surrogates, variants
+from rl_reason.algorithms import reductions, surrogates
 from rl_reason.base.structs import TrainState
-from rl_reason.stages import controllers
 from rl_reason.training import step, update_metrics
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
@@ -280,47 +279,3 @@ def test_frozen_layers_do_not_count_for_the_norm():
       state.params["layers"]["q"].ravel(), [0, -0.4], rtol=1e-6
   )
   np.testing.assert_allclose(state.params["embed"], -0.3, rtol=1e-6)
-
-
-# --- coefficients of the next step -------------------------------------------
-
-
-@pytest.mark.parametrize("case", ["padding", "failed", "real"])
-def test_controllers_wait_for_a_response_that_measures_something(case):
-  """Padding has a KL of 0, which says nothing: it must not lower the target."""
-  mask_BT = np.array([[case != "padding", False]] * 2)
-  rewards_B = np.full(2, np.nan if case == "failed" else 1.0)
-  credit = dict(rewards_B=rewards_B, metrics={"kl/reference": 0.0})
-  coefs = dict(kl=0.1, entropy=0.2)
-  found = controllers.steer(
-      coefs,
-      mask_BT,
-      np.ones((2, 2)),
-      credit,
-      rows=2,
-      kl_controller=lambda coef, kl, rows: coef / 2,
-      entropy_controller=lambda coef, entropy: coef + entropy,
-  )
-  moved = dict(kl=0.05, entropy=1.2, entropy_controlled=1.2)
-  assert found == (moved if case == "real" else coefs)
-
-
-def test_an_entropy_bonus_may_be_out_of_the_loss():
-  """The coefficient goes on while the entropy is above the target."""
-  credit, coefs = dict(rewards_B=np.ones(1)), dict(kl=0.1, entropy=0.2)
-  adapt = functools.partial(
-      controllers.steer, rows=1, kl_controller=None, mask_BT=np.ones((1, 1)) > 0
-  )
-  controller = functools.partial(
-      variants.adaptive_entropy, target=1.0, step=0.05
-  )
-  wanted = [(3.0, 0.15, 0.0), (2.0, 0.10, 0.0), (0.5, 0.15, 0.15)]
-  for entropy, coef, in_loss in wanted:
-    coefs = adapt(
-        coefs,
-        entropy_BT=np.full((1, 1), entropy),
-        credit=credit,
-        entropy_controller=controller,
-    )
-    assert coefs["entropy_controlled"] == pytest.approx(coef)
-    assert coefs["entropy"] == pytest.approx(in_loss)

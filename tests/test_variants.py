@@ -246,41 +246,6 @@ def test_length_factor_matches_numpy(mask_BT):
   close(got, reference.length_factor(mask_BT, 0.25), **NEAR["float32"])
 
 
-# --- controllers -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kl", "wanted"),
-    [
-        # rows / horizon = 1/4; errors 1.1 - 1 = .1, .9 - 1 = -.1, then +-.2.
-        (5.5, 2 * 1.025),
-        (4.5, 2 * 0.975),
-        (5.0, 2),
-        (500.0, 2 * 1.05),
-        (0.0, 2 * 0.95),
-        (-3.0, 2 * 0.95),  # an estimate may be negative
-    ],
-)
-def test_adaptive_kl_by_hand(kl, wanted):
-  got = variants.adaptive_kl(2.0, kl, 100, target=5.0, horizon=400)
-  assert got == pytest.approx(wanted, rel=1e-12)
-  slow = variants.adaptive_kl(2.0, 6.0, 100, target=5.0)  # horizon 10,000
-  assert slow == pytest.approx(2 * 1.002, rel=1e-12)
-
-
-def test_adaptive_entropy_by_hand():
-  """.5 +- .2: up to the target of 1, down above it, not below 0.
-
-  Above the target the loss has no bonus (TRL: `use_adaptive_entropy`).
-  """
-  after = [
-      variants.adaptive_entropy(coef, entropy, target=1.0, step=0.2)
-      for coef, entropy in [(0.5, 0.9), (0.5, 1.0), (0.5, 3.0), (0.1, 3.0)]
-  ]
-  np.testing.assert_allclose(after, [[0.7] * 2, [0.7] * 2, [0.3, 0], [0, 0]])
-  assert variants.adaptive_entropy(0.5, 0.0, target=1.0)[0] == 0.501
-
-
 def test_reward_parts_by_hand():
   """The outcome has weight 1; weights move from 2 to 0: 1.5 at a quarter."""
   scores_B = np.array([3.0, np.nan, NO_SCORE])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rl_reason import run
+from rl_reason.base import feature
 from rl_reason.checks import config_checks, config_facts
 from rl_reason.devices import device_mesh
 from rl_reason.devices.compiled import CompiledOnce
@@ -146,6 +147,7 @@ def initial_state(session, params, critic_params, counters):
       params,
       critic_params,
       counters,
+      parts=feature.Part(),
       collector=collector(
           session,
           "rollout",

@@ -11,7 +11,6 @@ is called with those of these arrays that its positional parameters name:
 | turns_BT         | the turn of each token, from 1 on; or its step            |
 | step_rewards_BT  | process rewards, which are in rewards_BT, not rewards_B   |
 | step_ends_BT     | bool, the last token of each step                         |
-| prefix_returns_BT| mean reward of continuations, where a step ends           |
 | groups_B         | ids of the groups: prompts, problem types, or the batch   |
 | valid_B          | bool, False for padding rows                              |
 | types_B          | problem type: difficulty, subject or pass rate            |
@@ -23,10 +22,9 @@ is called with those of these arrays that its positional parameters name:
 | squares_BT       | sum of p^2 over the vocabulary, p its probabilities       |
 | values_BT        | V of the prefix before each token; requires a critic      |
 | progress         | fraction of the training that is done, in [0, 1]          |
-| past_rewards_H   | rewards of recent responses; requires a history           |
-| past_problems_H  | their prompts                                             |
-| past_weights_H   | their importance weights (`variants.past_weights`)        |
 | parts            | each part of the reward, and its weight (`reward_parts`)  |
+
+A feature may supply further arrays: see rl_reason/features/README.md.
 """
 
 from collections.abc import Callable

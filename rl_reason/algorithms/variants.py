@@ -1,12 +1,12 @@
 """Techniques beside the advantages that no named algorithm uses.
 
 Each plugs into one place: rewards and values into `credit.py`, token masks and
-weights into `objective.py`, controllers into the training loop. Their
-keyword-only parameters are the `args` of their section of the config.
+weights into `objective.py`. Their keyword-only parameters are the `args` of
+their section of the config.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from rl_reason.base.structs import (
     NO_SCORE,
     Array,
     NonNegative,
-    Positive,
     UnitInterval,
     call_by_name,
 )
@@ -313,48 +312,3 @@ def observed(mask_BT: Array) -> Array:
 def nll(weights_BT: Array, logps_BT: Array) -> Array:
   """The NLL of weighted tokens; log-probs elsewhere may be anything."""
   return -jnp.sum(weights_BT * jnp.where(weights_BT > 0, logps_BT, 0))
-
-
-# --- controllers of coefficients, on the host --------------------------------
-
-
-def adaptive_kl(
-    coef: float,
-    kl: float,
-    rows: int,
-    *,
-    target: Positive,
-    horizon: Annotated[float, (1, None)] = 10_000,
-) -> float:
-  """The next KL coefficient: proportional control (arXiv:1909.08593, eq 3).
-
-  coef * (1 + clip(kl / target - 1, -.2, .2) * rows / horizon), with coef, kl
-  (mean over the response tokens, in nats) and rows (responses) of one step.
-
-  Keywords: target is the KL to hold, in nats per token; horizon the number of
-  responses over which an error of 20% changes the coefficient by about 20%.
-  """
-  error = min(max(kl / target - 1, -0.2), 0.2)
-  return coef * (1 + error * rows / horizon)
-
-
-def adaptive_entropy(
-    coef: float,
-    entropy: float,
-    *,
-    target: Positive,
-    step: Positive = 1e-3,
-) -> tuple[float, float]:
-  """The next entropy coefficient c, and the one in the loss (2505.22312, 4.2).
-
-  Skywork-OR1: c rises by a fixed step while the entropy is at most the target,
-  and falls above it, never below 0. The bonus is in the loss, with c, only
-  while the entropy is at most the target. As in TRL, the entropy is that of
-  the step before.
-
-  Keywords: target is the entropy to hold, a mean over response tokens in nats;
-  step the change of the coefficient per RL step.
-  """
-  low = entropy <= target
-  coef = max(0.0, coef + (step if low else -step))
-  return coef, coef if low else 0.0

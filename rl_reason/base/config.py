@@ -20,9 +20,10 @@ from rl_reason.base.fields import (
     REMOVED,
     RENAMED,
     removed,
+    section,
     used,
 )
-from rl_reason.base.other_names import COUNTED, OF_OTHERS
+from rl_reason.base.other_names import COUNTED, of_others
 
 # What a file says about SFT for its own task, and for no other task.
 OF_TASK = (
@@ -38,6 +39,11 @@ def at(c, name: str) -> Any:
   for part in filter(None, name.split(".")):
     c = c[part]
   return c
+
+
+def extend(c, name: str, **fields: Any) -> None:
+  """Adds fields to a section; see `fields.section`. '' is the top."""
+  at(c, name).update(section(name, **fields))
 
 
 def known_fields(c) -> list[str]:
@@ -82,8 +88,8 @@ _FIRST = ("optimizer", "rollout", "rl")
 def similar(name: str, known: Iterable[str]) -> list[str]:
   """The fields that a wrong name may mean, the most likely one first."""
   known, last = list(known), name.rpartition(".")[2]
-  if last in OF_OTHERS:
-    return [OF_OTHERS[last]]
+  if meant := of_others().get(last):
+    return [meant]
   lasts = [x.rpartition(".")[2] for x in known]
   near = []
   if "." in name:

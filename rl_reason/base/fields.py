@@ -118,17 +118,13 @@ RENAMED = {
     "sft.skill.threshold": "sft.threshold",
 }
 _COVARIANCE = (
-    "loss.entropy_controller.name 'adaptive' is closest, or a surrogate of your"
-    " own"
+    "an entropy bonus (loss.entropy_coef) is closest, or your own surrogate"
 )
 _PRIORITY = (
     "data.curriculum and rollout.retire_after are closest, with"
     " dynamic_sampling.enabled"
 )
-_SURPLUS = (
-    "dynamic_sampling.batches sets how many responses a round samples, and"
-    " rollout.replay learns again from groups of earlier steps"
-)
+_SURPLUS = "dynamic_sampling.batches sets how many responses a round samples"
 _PARTIAL = (
     "rl.staleness, which samples ahead while the policy learns, is closest"
 )

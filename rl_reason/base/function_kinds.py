@@ -1,7 +1,10 @@
 """The kinds of functions that a config names."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from rl_reason import features
 
 
 class Kind(NamedTuple):
@@ -28,15 +31,14 @@ class Kind(NamedTuple):
 
 _ADVANTAGES = ("advantages", "advantage_variants", "turns", "process")
 _VARIANTS = ("algorithms.variants",)
-KINDS = {
+_CORE = {
     "advantage": Kind(
         "advantage",
         tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
         lengths_B mask_BT logps_BT entropy_BT squares_BT values_BT
-        turn_rewards_BT turns_BT step_rewards_BT step_ends_BT prefix_returns_BT
-        progress past_rewards_H past_problems_H past_weights_H
-        parts""".split()),
+        turn_rewards_BT turns_BT step_rewards_BT step_ends_BT
+        progress parts""".split()),
     ),
     "surrogate": Kind(
         "surrogate",
@@ -79,20 +81,6 @@ KINDS = {
         ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
         off="none",
     ),
-    "kl_controller": Kind(
-        "kl.controller",
-        _VARIANTS,
-        ("coef", "kl", "rows"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_kl"},
-    ),
-    "entropy_controller": Kind(
-        "loss.entropy_controller",
-        _VARIANTS,
-        ("coef", "entropy"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_entropy"},
-    ),
     "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
     "value_mixture": Kind(
         "critic.value_mixture",
@@ -101,3 +89,28 @@ KINDS = {
         off="none",
     ),
 }
+
+
+class _Kinds(Mapping[str, Kind]):
+  """The kinds of the core, and those of features, which load at first use."""
+
+  @functools.cached_property
+  def _all(self) -> dict[str, Kind]:
+    out = dict(_CORE)
+    for one in features.declared():
+      out |= one.kinds
+      for kind, names in one.inputs.items():
+        out[kind] = out[kind]._replace(inputs=(*out[kind].inputs, *names))
+    return out
+
+  def __getitem__(self, kind: str) -> Kind:
+    return self._all[kind]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._all)
+
+  def __len__(self) -> int:
+    return len(self._all)
+
+
+KINDS = _Kinds()

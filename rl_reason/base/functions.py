@@ -5,8 +5,8 @@ An algorithm is a set of functions that the config names: `advantage.name`,
 section's `args`; its signature has their defaults, bounds and choices. A name
 is a function of the package, or a `module:function` that can be imported.
 
-`kinds.KINDS` names modules by string. They are imported, and jax with them,
-when a function is bound; their signatures are read from the source.
+`function_kinds.KINDS` names modules by string. They are imported, and jax with
+them, when a function is bound; their signatures are read from the source.
 """
 
 import functools

@@ -1,5 +1,7 @@
 """What other libraries call a field, as in docs/coming_from.md."""
 
+from rl_reason import features
+
 # By its last name in TRL, verl and tunix.
 OF_OTHERS = {
     # Model and data.
@@ -78,7 +80,6 @@ OF_OTHERS = {
     "kl_loss_type": "kl.kind",
     "kl_loss_mode": "kl.kind",
     "use_kl_in_reward": "kl.place",
-    "kl_ctrl": "kl.controller.name",
     "cliprange_value": "critic.clip",
     "clip_range_value": "critic.clip",
     "critic_warmup": "critic.pretrain_steps",
@@ -150,3 +151,11 @@ COUNTED = {
     "total_epochs": "which counts rollouts, not passes over the data",
     "warmup_ratio": "which counts rollouts",
 }
+
+
+def of_others() -> dict[str, str]:
+  """`OF_OTHERS`, and such names of features."""
+  out = OF_OTHERS.copy()
+  for one in features.declared():
+    out |= one.other_names
+  return out

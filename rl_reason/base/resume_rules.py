@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rl_reason import features
 from rl_reason.base import errors, function_kinds, functions
 from rl_reason.base.fields import FIELDS, used
 
@@ -143,8 +144,12 @@ MOVABLE = (
     "critic.reuse",
     "kl.reference",
     "rl.init",
-    "rollout.replay_from",
 )
+
+
+def movable() -> tuple[str, ...]:
+  """`MOVABLE`, and such paths of features."""
+  return *MOVABLE, *(x for one in features.declared() for x in one.movable)
 
 
 def reads_progress(fields: Fields) -> bool:
@@ -205,7 +210,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return True  # the checkpoint decides
     if name.startswith("generate.") and new.get("rounds.count"):
       return False  # the rounds learn from what it writes
-    if name in MOVABLE and (content := new.get(f"content.{name}")):
+    if name in movable() and (content := new.get(f"content.{name}")):
       return content == old.get(f"content.{name}")
     return name.startswith(FREE)
 

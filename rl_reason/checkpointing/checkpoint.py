@@ -269,6 +269,9 @@ class Checkpoints:
     shardings.
     """
     self.saved = step
+    if isinstance(like, dict):  # earlier versions saved more entries, as None
+      there = self.contents(step).items()
+      like = {name: None for name, x in there if x is None} | like
     return self._orbax.restore(self._path(step) / "state", like)
 
   def contents(self, step: int) -> Tree:

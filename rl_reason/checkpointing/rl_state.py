@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Experience, Rollouts, TrainState, Tree
+from rl_reason.base.feature import Part
+from rl_reason.base.structs import Rollouts, TrainState, Tree
 from rl_reason.devices import sharding
 
 
@@ -19,11 +20,8 @@ class RLState:
     critic: of the critic; None without one.
     collector: `collect.RolloutCollector`; holds the prompt stream and the
       running statistics of reward models.
-    kept: older groups of the next batch, of `replay`; None without.
-    history: of recent steps; None unless the advantage asks for it.
-    coefs: coefficients in the loss, which controllers may move: 'kl' and
-      'entropy'; and 'entropy_controlled', what a controller of the entropy
-      bonus continues from.
+    coefs: coefficients in the loss, 'kl' and 'entropy', which a feature may
+      move, and what it continues from.
     counters: totals of the run: generated 'tokens', 'flops'.
     base_digest: checksum of the frozen base of LoRA factors; 0 without.
     mesh: where arrays are saved from and restored to.
@@ -32,14 +30,12 @@ class RLState:
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
     stream: `streams.Streams`, rows that are imitated; None without.
-    replay: `group_replay.GroupReplay`, groups of older steps; None without.
+    parts: of the features of the run.
   """
 
   policy: TrainState
   critic: TrainState | None
   collector: Any
-  kept: Experience | None
-  history: Tree | None
   coefs: dict[str, float]
   counters: dict[str, float]
   base_digest: int
@@ -49,15 +45,13 @@ class RLState:
   ahead: Any = None
   certificate: Any = None
   stream: Any = None
-  replay: Any = None
+  parts: Part = dataclasses.field(default_factory=Part)
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
-    on_host = on_host_arrays(self.kept, self.history)
+    on_host = self.parts.arrays()
     if self.ahead is not None:
       on_host["ahead"] = self.ahead.arrays()
-    if self.replay is not None:
-      on_host["replay"] = self.replay.rows
     return dict(
         policy=self.policy,
         critic=self.critic,
@@ -90,15 +84,13 @@ class RLState:
     require_base(host, self.base_digest)
     self.policy, self.critic = arrays["policy"], arrays["critic"]
     arrays = unnamed(arrays)
-    self.kept = sharding.fetch(arrays["kept"])
-    self.history = sharding.fetch(arrays["history"])
+    of_parts = {name: arrays[name] for name in self.parts.arrays()}
+    self.parts.restore(sharding.fetch(of_parts))
     self.collector.prompts.set_state(host["prompts"])
     self.collector.rewards.set_state(host.get("scores", {}))
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))
-    if self.replay is not None:
-      self.replay.rows = sharding.fetch(arrays["replay"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
     if self.ahead is not None:
@@ -113,11 +105,6 @@ class RLState:
     """Ends the thread that samples ahead, if there is one."""
     if self.ahead is not None:
       self.ahead.close()
-
-
-def on_host_arrays(kept: Experience | None, history: Tree) -> dict[str, Tree]:
-  """Arrays on the host by name; all checkpoints have an entry `unfinished`."""
-  return dict(kept=kept, history=history, unfinished=None)
 
 
 # The name of Rollouts.record in checkpoints.

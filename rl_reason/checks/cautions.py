@@ -16,29 +16,16 @@ TINY = 256  # width of a model that learns at the rates of random parameters
 
 
 def prompts(c) -> Iterator[Rule]:
-  """Prompts that never come again, or have the same difficulty."""
-  files, name = c.task.name == tasks.FILES, "advantage.name"
+  """Prompts of another format, or of the same difficulty."""
+  files = c.task.name == tasks.FILES
   if c.data.chat and not files and not config_facts.environment(c):
     yield "data.chat", (
         "is for rows of files, and the prompts of a task are plain text; an"
         " environment whose reset returns chat messages uses the chat template"
     )
-  if config_facts.has_history(c):
-    alone = "prompts without earlier responses get leave_one_out's baseline"
-    if files:
-      yield name, (
-          "prompts of files come again only after a pass over data.train; "
-          + alone
-      )
-    if not files and _share_returning(c, c.advantage.history) < 0.1:
-      yield name, (
-          f"fewer than 10% of prompts come again within {c.advantage.history}"
-          f" steps; {alone}: use fewer task.difficulties, or raise"
-          " advantage.history"
-      )
   if (field := config_facts.type_field(c)) and not files:
     types = c.rollout.types
-    found = [prompt_stream.type_name(row, types) for row in _draws(c, 64)]
+    found = [prompt_stream.type_name(row, types) for row in draws(c, 64)]
     if not config_facts.differ(c, found) and len({*found}) > 1:
       yield "advantage.args.hardest", (
           f"is below the {types} of all problems, which count as equally hard,"
@@ -73,15 +60,7 @@ def stop_strings(c) -> Iterator[Rule]:
       )
 
 
-def _share_returning(c, steps: int) -> float:
-  """Share of a step's prompts that occurred within some steps."""
-  count = min(c.rollout.batch // c.rollout.group_size, 256)
-  rows = _draws(c, count * (1 + steps))
-  earlier = {row.prompt for row in rows[count:]}
-  return sum(row.prompt in earlier for row in rows[:count]) / count
-
-
-def _draws(c, count: int) -> list[tasks.Row]:
+def draws(c, count: int) -> list[tasks.Row]:
   """Rows of a task that generates them, drawn as training draws them."""
   task, rng = tasks.get(c.task.name), np.random.default_rng(0)
   levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)

@@ -16,7 +16,7 @@ from absl import flags
 
 from rl_reason.base import config as config_lib, errors, function_kinds
 from rl_reason.base.fields import FIELDS
-from rl_reason.base.other_names import COUNTED, OF_OTHERS
+from rl_reason.base.other_names import COUNTED, of_others
 from rl_reason.checks import (
     config_checks,
     evaluated_policies,
@@ -129,7 +129,7 @@ def _not_understood(word: str, known: flags.FlagValues) -> str:
   if name in FIELDS:
     return f"{word!r}: fields look like --config.{name}{mark}{value}"
   found = config_lib.similar(name, FIELDS)
-  exact = {x.rpartition(".")[2] for x in FIELDS} | {*OF_OTHERS}
+  exact = {x.rpartition(".")[2] for x in FIELDS} | of_others().keys()
   if name.rpartition(".")[2] not in exact:
     near = difflib.get_close_matches(name, own, 1)
     found = [f"the flag --{near[0]}"] if near else found

@@ -17,7 +17,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason.base import config, function_kinds, functions
+from rl_reason.base import config, feature, function_kinds, functions
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
@@ -49,11 +49,11 @@ RULES = (
     rl_rules.process,
     rl_rules.rollouts,
     rl_rules.packing,
-    rl_rules.replay,
     rl_rules.engine,
     rl_rules.advantages,
     rl_rules.critic,
     rl_rules.loss,
+    lambda c: itertools.chain(*(x.rules(c) for x in feature.used(c))),
 )
 CAUTIONS = (
     cautions.prompts,
@@ -62,6 +62,7 @@ CAUTIONS = (
     cautions.off_policy,
     cautions.rates,
     relations.idle_settings,
+    lambda c: itertools.chain(*(x.cautions(c) for x in feature.used(c))),
 )
 # Values that texts may have, for `contradictions`.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 
 from rl_reason import environments, tasks, verifiers
-from rl_reason.base import functions
+from rl_reason.base import config, feature, functions
 from rl_reason.data import datasets, known_sets
 from rl_reason.devices import axes
 from rl_reason.tasks import reward_terms
@@ -78,16 +78,6 @@ def reads_squares(c) -> bool:
   return "squares_BT" in advantage_inputs(c)
 
 
-def has_history(c) -> bool:
-  """Whether the advantage is computed from responses of earlier steps."""
-  return "past_rewards_H" in advantage_inputs(c)
-
-
-def continues(c) -> bool:
-  """Whether the advantage is computed from continuations of prefixes."""
-  return "prefix_returns_BT" in advantage_inputs(c)
-
-
 def type_field(c) -> str:
   """The field that depends on the type of problems; '' if none."""
   if c.advantage.groups == "type":
@@ -156,12 +146,10 @@ def on_policy(c) -> bool:
   starts from, unless something before the update reads them or their entropy.
   """
   inputs = set(advantage_inputs(c))
-  early = {"logps_BT", "entropy_BT", "squares_BT", "past_rewards_H"} & inputs
-  kl = c.kl.kind != "none" and (
-      c.kl.place == "reward" or c.kl.controller.name != "fixed"
-  )
-  entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
-  corrected = c.correction.name != "none"
+  early = bool({"logps_BT", "entropy_BT", "squares_BT"} & inputs)
+  early |= any(one.early_logps(c) for one in feature.used(c))
+  kl = c.kl.kind != "none" and c.kl.place == "reward"
+  entropy, corrected = c.loss.top_entropy < 1, c.correction.name != "none"
   return not (off_policy_fields(c) or early or kl or entropy or corrected)
 
 
@@ -170,18 +158,19 @@ def estimates_kl(c) -> bool:
   return c.kl.kind not in ("none", "full")
 
 
-def off_policy_fields(c) -> list[str]:
+def off_policy_fields(c) -> dict[str, int]:
   """The fields that let updates see rows of a policy before the newest one.
 
   They are the sources of such rows, and all updates of a step but the first.
+
+  Returns:
+    the fields of this config, and the values without such rows.
   """
-  sources = {
-      "rl.staleness": c.rl.staleness,
-      "rollout.replay": c.rollout.replay,
-      "updates.minibatches": c.updates.minibatches > 1,
-      "updates.epochs": c.updates.epochs > 1,
-  }
-  return [name for name, is_one in sources.items() if is_one]
+  values = {"rl.staleness": 0, "updates.minibatches": 1, "updates.epochs": 1}
+  found = {name: x for name, x in values.items() if config.at(c, name) != x}
+  for one in feature.used(c):
+    found |= dict.fromkeys(one.older_policies(c), 0)
+  return found
 
 
 def streams(c) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import own_code
+from rl_reason.base import feature, own_code
 from rl_reason.base.config import at
 from rl_reason.checks import config_facts, prompt_lengths, relations, rules
 from rl_reason.checks.rules import Faults, Rule
@@ -59,12 +59,8 @@ def check(c, stage: str, faults: Faults) -> None:
 
 def _directories(c, unknown: set[str]) -> Iterator[Rule]:
   """Work directories of other runs."""
-  if c.rollout.replay_from and "rollout.replay_from" not in unknown:
-    if not pathlib.Path(c.rollout.replay_from).is_dir():
-      yield "rollout.replay_from", (
-          "there is no such directory; name one of --stage=generate, such as"
-          " WORKDIR/generated/STEP"
-      )
+  for one in feature.used(c):
+    yield from (x for x in one.files(c) if x[0] not in unknown)
   for name in ("sft.reuse", "critic.reuse", "rl.init"):
     path = at(c, name)
     if path and name not in unknown and not pathlib.Path(path).is_dir():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 import ml_collections
 
 from rl_reason import tasks
+from rl_reason.base import feature
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
 from rl_reason.checks.config_facts import (
@@ -126,8 +127,11 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   sampled = {
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
-      "rollout.replay": r.replay,
   }
+  groups = {"rollout.batch"}
+  for one in feature.used(c):
+    sampled |= one.shared(c)
+    groups |= one.shared(c).keys()
   pairs = c.reward_model.batch if stage == "reward_model" else 0
   learned = {
       "sft.batch": c.sft.batch if sft_steps(c) else 0,
@@ -141,7 +145,6 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
   split = axes.of_batch(sizes)
-  groups = "rollout.batch", "rollout.replay"
   for count, batches in by_count:
     for name, rows in batches.items():
       if rows % count:

@@ -113,8 +113,6 @@ def experts(c) -> Iterator[Rule]:
     yield "rollout.replay_routing", (
         "not recorded over several turns: leave it out for environments"
     )
-  if config_facts.has_history(c):
-    yield "advantage.name", f"no routes are kept of earlier steps: {remedy}"
 
 
 def split(c, sizes: dict[str, int]) -> Iterator[Rule]:

@@ -27,7 +27,7 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
   """
   found = {
       f"content.{name}": digest
-      for name in resume_rules.MOVABLE
+      for name in resume_rules.movable()
       if (digest := content(config, name))
   }
   if config.model.path and model:
@@ -65,9 +65,8 @@ def content(config, name: str) -> str:
     return _digest([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
   if name == "rl.init":
     return _digest([root / "checkpoints" / "rl"])
-  whole = "critic.path", "reward_model.init", "rollout.replay_from"
-  every = name in whole
-  return _digest([root], () if every else MODEL_FILES)
+  of_model = name in ("model.path", "tokenizer", "kl.reference")
+  return _digest([root], MODEL_FILES if of_model else ())
 
 
 def _terms(text: str) -> str:

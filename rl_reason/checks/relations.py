@@ -7,7 +7,7 @@ that does nothing is an error or a warning.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rl_reason import tasks
+from rl_reason import features, tasks
 from rl_reason.base import fields
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
@@ -26,18 +26,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not config_facts.has_critic(c)
         and f"{c.advantage.name} has no critic, as gae has"
     ),
-    "earlier steps": lambda c: (
-        not config_facts.has_history(c)
-        and f"{c.advantage.name} reads no earlier steps, as temporal does"
-    ),
     "a reader of types": lambda c: (
         not config_facts.type_field(c)
         and "no function of advantage.name, advantage.groups and"
         " rollout.group_sizes compares types of problems"
-    ),
-    "continuations": lambda c: (
-        not config_facts.continues(c)
-        and f"{c.advantage.name} reads no continuations, as vine does"
     ),
     "an environment": lambda c: (
         not config_facts.environment(c)
@@ -156,7 +148,7 @@ def in_vain(c, name: str, given: bool = False) -> str:
   for need in fields.needs(name):
     if need in OF_COMMANDS and not given:
       continue
-    if fact := FACTS.get(need) or OF_COMMANDS.get(need):
+    if fact := FACTS.get(need) or OF_COMMANDS.get(need) or _of_feature(need):
       if why := fact(c):
         return f"does nothing: {why}: leave this out"
       continue
@@ -166,6 +158,12 @@ def in_vain(c, name: str, given: bool = False) -> str:
       remedy = "set one of them" if len(others) > 1 else "set both"
       return f"does nothing without {need}: {remedy}, or leave this out"
   return ""
+
+
+def _of_feature(need: str) -> Callable[[Any], Any] | None:
+  """What a field of a feature needs; None if it is no such fact."""
+  found = (x.needs[need] for x in features.declared() if need in x.needs)
+  return next(found, None)
 
 
 def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:

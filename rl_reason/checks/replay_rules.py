@@ -7,6 +7,7 @@ stay as they are.
 
 from typing import Any
 
+from rl_reason import features
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
@@ -48,16 +49,11 @@ LEARNS = (
 )
 # Fields among them, or close to them, that do something else -> the reason.
 OTHERS = {
-    "advantage.history": "the history of the run has another length",
     "critic.": (
         "acts on the critic's own update or its beginning, and not on the"
         " gradient of the policy, which a replay compares"
     ),
     "kl.reference": "a replay loads no teacher",
-    "kl.controller.": "moves the coefficient of the next step, and not of this",
-    "loss.entropy_controller.": (
-        "moves the coefficient of the next step, and not of this"
-    ),
     "reward.seconds": "may change verdicts, which the batch has already",
     "reward.shuffle": "permutes the verdicts of the batch as it is collected",
     "dynamic_sampling.": "decides which groups are in the batch of the step",
@@ -128,7 +124,10 @@ def _why_not(own, c, name: str) -> str:
       f" update: {', '.join(f'{x}*' if x[-1] == '.' else x for x in LEARNS)}"
   )
   learns = name.startswith(LEARNS)
-  for prefix, why in OTHERS.items():
+  others = OTHERS.copy()
+  for one in features.declared():
+    others |= one.not_replayed
+  for prefix, why in others.items():
     same = name == prefix or (prefix[-1] == "." and name.startswith(prefix))
     if same and not (prefix == "critic." and learns):
       return why + takes
@@ -139,13 +138,12 @@ def _why_not(own, c, name: str) -> str:
   if name.startswith("reward."):
     return _why_not_reward(own, c, name)
   if name.startswith("advantage."):
-    for has, what in (
-        (config_facts.has_critic, "values of a critic"),
-        (config_facts.has_history, "responses of earlier steps"),
-        (config_facts.continues, "continuations of prefixes"),
-    ):
-      if has(c) and not has(own):
-        return f"reads {what}, which the run does not have: train with it"
+    if config_facts.has_critic(c) and not config_facts.has_critic(own):
+      return (
+          "reads values of a critic, which the run does not have: train with it"
+      )
+    if any(one.used(c) and not one.used(own) for one in features.declared()):
+      return "reads arrays that the run does not have: train with it"
   return ""
 
 

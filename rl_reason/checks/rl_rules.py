@@ -69,36 +69,6 @@ def packing(c) -> Iterator[Rule]:
       yield "updates.share_prompts", f"{reason}: use 'auto' or 'never'"
 
 
-def replay(c) -> Iterator[Rule]:
-  """Replay of older groups."""
-  r = c.rollout
-  if not r.replay:
-    return
-  prompts = r.batch // r.group_size
-  if r.replay >= prompts:
-    yield "rollout.replay", (
-        f"must be less than the {prompts} groups of a batch, some of which are"
-        " new"
-    )
-  if c.correction.name == "none":
-    yield "rollout.replay", (
-        "an older policy has sampled replayed groups: their importance weights"
-        " are the correction: set correction.name = 'truncate'"
-    )
-  if config_facts.has_history(c) or config_facts.continues(c):
-    yield "rollout.replay", (
-        f"{c.advantage.name} reads responses of its own step: set it to 0, or"
-        " another advantage.name"
-    )
-  if r.replay_from and config_facts.environment(c):
-    yield "rollout.replay_from", "files have no turns: leave it out"
-  if r.replay_from and config_facts.type_field(c) and r.types != "difficulty":
-    yield "rollout.replay_from", (
-        f"files have no {r.types} as the run counts it: set rollout.types ="
-        " 'difficulty'"
-    )
-
-
 def engine(c) -> Iterator[Rule]:
   """What samples: our sampler, devices of its own, or another engine."""
   other = c.rollout.engine.name != "own"
@@ -121,11 +91,6 @@ def engine(c) -> Iterator[Rule]:
 def rewards(c) -> Iterator[Rule]:
   """Rewards, verdicts, and the KL to the reference."""
   r, k = c.reward, c.kl
-  if r.model_scale == "running" and config_facts.continues(c):
-    yield "reward.model_scale", (
-        f"{c.advantage.name} samples continuations, whose scores would enter"
-        " the running statistics: set it to 'none'"
-    )
   if config_facts.no_verifier(c):
     why = "nothing says which responses are correct: there is no verifier:"
     if c.dynamic_sampling.signal == "correctness":
@@ -157,11 +122,6 @@ def rewards(c) -> Iterator[Rule]:
     yield "kl.place", (
         "the full KL is a term of the loss: use 'loss', or kl.kind = 'k1'"
     )
-  if k.kind == "full" and k.controller.name != "fixed":
-    yield "kl.controller.name", (
-        "reads the KL before the update, and the full KL is computed in it: use"
-        " 'fixed', or another kl.kind"
-    )
   if k.privileged:
     yield from _privileged(c)
   if config_facts.teacher_server(c):
@@ -182,11 +142,6 @@ def rewards(c) -> Iterator[Rule]:
     yield "kl.kind", (
         "as a loss, on-policy, it has no expected gradient: use k2 or k3, or"
         " kl.place = 'reward'"
-    )
-  if k.place == "reward" and config_facts.has_history(c):
-    yield "kl.place", (
-        f"{c.advantage.name} compares rewards with rewards of earlier steps:"
-        " use 'loss'"
     )
 
 
@@ -212,14 +167,12 @@ def process(c) -> Iterator[Rule]:
   kind, name = c.reward.process, c.advantage.name
   inputs = {*config_facts.advantage_inputs(c)}
   if kind == "none":
-    if inputs & {"step_rewards_BT", "step_ends_BT", "prefix_returns_BT"}:
+    if inputs & {"step_rewards_BT", "step_ends_BT"}:
       yield "advantage.name", (
           "there are no process rewards: set reward.process, and name functions"
           " that judge steps in reward.functions"
       )
     return
-  if config_facts.continues(c):
-    yield from _continuations(c)
   if not inputs & {"rewards_BT", "step_rewards_BT"}:
     yield "advantage.name", (
         f"reads no rewards of steps, which reward.process = {kind!r} gives: use"
@@ -240,30 +193,6 @@ def process(c) -> Iterator[Rule]:
     yield "reward.process", (
         "potentials do not change which responses are best, and nothing else"
         " is rewarded: use 'rewards', or name a second function"
-    )
-
-
-def _continuations(c) -> Iterator[Rule]:
-  """Continuations of prefixes, which our sampler samples and verdicts judge."""
-  name, r = c.advantage.name, c.rollout
-  slots = r.slots or r.batch
-  if c.advantage.continuations > slots:
-    yield "advantage.continuations", f"must not exceed the {slots} slots"
-  for field, value, off in (
-      ("rollout.engine.name", r.engine.name, "own"),
-      ("rollout.group_sizes.name", r.group_sizes.name, "equal"),
-      ("rollout.replay_routing", r.replay_routing, False),
-      ("reward.shuffle", c.reward.shuffle, False),
-      ("reward.process", c.reward.process, "rewards"),
-      ("reward.truncated", c.reward.truncated, "terminal"),
-      ("kl.place", c.kl.place, "loss"),
-  ):
-    if value != off:
-      yield field, f"{name} continues prefixes of responses: use {off!r}"
-  if config_facts.reward_models(c):
-    yield "reward.functions", (
-        f"{name} continues prefixes, in batches of another size than reward"
-        " models score: leave them out"
     )
 
 
@@ -372,13 +301,15 @@ def loss(c) -> Iterator[Rule]:
   """The loss of the policy."""
   if 0 < c.surrogate.args.get("dual_clip", 0) <= 1:
     yield "surrogate.args.dual_clip", "must be more than 1, or 0 for off"
-  late = config_facts.off_policy_fields(c)
+  late = " and ".join(
+      f"{name} = {off}"
+      for name, off in config_facts.off_policy_fields(c).items()
+  )
   if c.surrogate.name == "reinforce" and late:
     yield "surrogate.name", (
         "has no ratio, so it is correct only on-policy, and the run is"
-        f" off-policy with {', '.join(late)}: set updates.minibatches = 1,"
-        " updates.epochs = 1, rl.staleness = 0 and rollout.replay = 0; or use"
-        " ppo, whose ratio corrects for the policy that sampled"
+        f" off-policy: set {late}; or use ppo, whose ratio corrects for the"
+        " policy that sampled"
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":

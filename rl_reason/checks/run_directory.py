@@ -188,7 +188,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
       raise errors.ConfigError(f"--workdir = {workdir}: {why}")
     return
   old, new = config_lib.load(saved), config_lib.flat(config)
-  for name in resume_rules.MOVABLE:
+  for name in resume_rules.movable():
     if old.get(name) != new[name] and f"content.{name}" in old:
       new[f"content.{name}"] = content(config, name)
   differ = resume_rules.differences(old, new)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from rl_reason.base import (
     config as config_lib,
+    feature,
     function_kinds,
     functions,
     own_code,
@@ -30,16 +31,9 @@ RESULTS: dict[str, tuple[Any, ...]] = {
     "length_penalty": ("B",),
     "value_mixture": ("BT",),
 }
-_DTYPES = dict(
-    mask_BT=bool,
-    valid_B=bool,
-    groups_B=int,
-    types_B=int,
-    problems_B=int,
-    lengths_B=int,
-    turns_BT=int,
-    step_ends_BT=bool,
-    past_problems_H=int,
+# By the last word of a name; float32 without.
+_DTYPES = dict.fromkeys(("mask", "valid", "ends"), "bool") | dict.fromkeys(
+    ("groups", "types", "problems", "lengths", "turns"), "int32"
 )
 
 
@@ -57,7 +51,8 @@ def check(c) -> None:
   faults = Faults()
   r = c.rollout
   sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
-  sizes["H"] = r.batch * c.advantage.history
+  for one in feature.used(c):
+    sizes |= one.axes(c)
   for kind, wanted in RESULTS.items():
     known = function_kinds.KINDS[kind]
     section = config_lib.at(c, known.field)
@@ -107,7 +102,8 @@ def _abstract(name: str, sizes: dict[str, int]) -> Any:
   if name == "parts":
     one = _abstract("rewards_B", sizes), _abstract("weight", sizes)
     return {"outcome": one}
-  _, mark, axes = name.rpartition("_")
+  words, mark, axes = name.rpartition("_")
   known = bool(mark) and set(axes) <= set(sizes)
   shape = tuple(sizes[x] for x in axes) if known else ()
-  return jax.ShapeDtypeStruct(shape, jnp.dtype(_DTYPES.get(name, "float32")))
+  dtype = _DTYPES.get(words.rpartition("_")[2], "float32")
+  return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))

@@ -107,6 +107,18 @@ class RolloutCollector:
     self.doubtful.clear()
     self.rewards.start_step()
 
+  def finish(
+      self,
+      rows: Experience,
+      metrics: dict[str, Any],
+      *,
+      weights: Tree,
+      step: int,
+  ) -> tuple[Experience, dict[str, Any]]:
+    """What else is sampled for a full batch; `step` are completed RL steps."""
+    del weights, step
+    return rows, metrics
+
   def counts(self) -> dict[str, Any]:
     """Counts since `start_step`, as JSON; 'doubtful' lists responses."""
     return dict(

@@ -599,9 +599,7 @@ def credited(
       progress=np.float32(state.step / c.rl.steps),
       kl_coef=np.float32(coefs["kl"]),
   )
-  if state.history is not None:
-    past = build_step.history_inputs(c, plan_rows, logps)
-    inputs |= past(state.history, policy(state.policy.params))
+  inputs |= state.parts.inputs(policy(state.policy.params))
   assign = build_step.credit(
       c, build_step.reward(c), mesh, display, on_policy=on_policy
   )

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rl_reason import features
 from rl_reason.base.structs import call_by_name
 from rl_reason.monitoring import updates
 
@@ -489,6 +490,8 @@ def _rule(row: dict[str, Any]) -> Rule:
   """The rule of a row, with its bound or the predicate of its name."""
   bound = [row.pop(k) for k in ("metric", "above", "evidence") if k in row]
   own = "_" + _identifier(row["name"])
+  known = (x.remedies.get(row["name"]) for x in features.declared())
+  row["remedy"] = "; ".join([row["remedy"], *filter(None, known)])
   return Rule(predicate=_above(*bound) if bound else globals()[own], **row)
 
 

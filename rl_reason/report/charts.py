@@ -4,6 +4,7 @@ import pathlib
 import tomllib
 from typing import Any
 
+from rl_reason import features
 from rl_reason.base import json_files
 from rl_reason.report.scores import (
     VALIDATION,
@@ -13,9 +14,15 @@ from rl_reason.report.scores import (
     scores,
 )
 
-CHARTS: list[dict[str, Any]] = tomllib.loads(
-    pathlib.Path(__file__).with_suffix(".toml").read_text("utf-8")
-)["chart"]
+# Those of the core, and of each feature that has some.
+CHARTS: list[dict[str, Any]] = [
+    chart
+    for path in (
+        pathlib.Path(__file__).with_suffix(".toml"),
+        *features.charts(),
+    )
+    for chart in tomllib.loads(path.read_text("utf-8"))["chart"]
+]
 BEHAVIOUR = "behaviour/"  # prefix of metrics
 BEHAVIOURS: dict[str, Any] = dict(
     title="Behaviours",

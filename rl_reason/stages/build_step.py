@@ -19,10 +19,10 @@ from rl_reason.algorithms import (
     turns,
     variants,
 )
-from rl_reason.base import functions
+from rl_reason.base import feature, functions
 from rl_reason.base.structs import Array, Experience
 from rl_reason.checks import config_facts
-from rl_reason.collect import dynamic_sampling, history
+from rl_reason.collect import dynamic_sampling
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed
@@ -79,12 +79,12 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
   its value.
   """
   known = {x.name for x in dataclasses.fields(objective_lib.Objective)}
-  controlled = c.loss.entropy_controller.name != "fixed"
+  moved = {x for one in feature.used(c) for x in one.coefs(c)}
   return objective_lib.Objective(
       surrogate=functions.bind("surrogate", c.surrogate),
       reduction=functions.bind("reduction", c.reduction),
       kl=c.kl.kind if c.kl.place == "loss" else "none",
-      entropy=c.loss.entropy_coef > 0 or controlled,
+      entropy=c.loss.entropy_coef > 0 or "entropy" in moved,
       on_policy=on_policy,
       **{name: x for name, x in c.loss.items() if name in known},
   )
@@ -278,15 +278,3 @@ def signal(
         dynamic_sampling.finished_partly_correct
     )
   return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
-
-
-def history_inputs(
-    c, plan_rows: Callable, trainer_logps: Callable
-) -> Callable[..., dict[str, Array]]:
-  """(history, params) -> inputs of credit; see `history`."""
-  return functools.partial(
-      history.credit_inputs,
-      logps=lambda params, past: trainer_logps(params, plan_rows(past))[0],
-      batch=c.rollout.batch,
-      ratio_limit=c.advantage.history_ratio,
-  )

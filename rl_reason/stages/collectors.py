@@ -1,27 +1,23 @@
 """The collector of a stage, and sampling ahead, as a config describes them.
 
 A collector draws prompts, samples responses and grades them; which class does
-so depends on turns and continuations.
+so depends on turns and features.
 """
 
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from rl_reason.base import functions
+from rl_reason.base import feature, functions
 from rl_reason.base.structs import Experience
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import config_facts
-from rl_reason.collect import stored_groups
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.continuations import ContinuingCollector
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
-from rl_reason.collect.group_replay import GroupReplay
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.pipelines import RowSource
 from rl_reason.data.prompt_stream import PromptStream
@@ -46,7 +42,7 @@ def collector(
     environments: Environments | None,
     batches: int = 1,
     curriculum: int = 0,
-    replayed: int = 0,
+    older: int = 0,
 ) -> RolloutCollector:
   """The rollout collector of a stage, on the devices of its engine.
 
@@ -60,7 +56,7 @@ def collector(
     environments: makes and calls environments; None without.
     batches: batches of responses that a round generates.
     curriculum: first prompts, which come easiest first.
-    replayed: groups of older steps in a batch, of which a round samples fewer.
+    older: rows of a batch that are of earlier steps; a round samples fewer.
   """
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
@@ -73,7 +69,7 @@ def collector(
       tok=tok,
       rewards=rewards,
       key=key(engine.mesh, c.seed, purpose),
-      num_responses=batches * c.rollout.batch - replayed * c.rollout.group_size,
+      num_responses=batches * c.rollout.batch - older,
       group_size=c.rollout.group_size,
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
@@ -91,18 +87,11 @@ def collector(
         environment_seed=host_seed(c.seed, f"environments of {purpose}"),
         **options,
     )
-  if config_facts.continues(c):
-    shards = sharding.num_shards(engine.mesh, "batch")
-    count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
-    return ContinuingCollector(
-        prompts,
-        engine,
-        continuations=count,
-        prefixes=max(slots // shards // count, 1) * shards,
-        reward=build_step.reward(c),
-        steps=c.rl.steps,
-        **options,
-    )
+  shards = sharding.num_shards(engine.mesh, "batch")
+  for one in feature.used(c):
+    if found := one.collector(c, shards):
+      other, more = found
+      return other(prompts, engine, **options, **more)
   return RolloutCollector(prompts, engine, **options)
 
 
@@ -121,53 +110,6 @@ def empty_rows(c, rows: int) -> Experience:
       steps=c.reward.process != "none",
       record=record,
   )
-
-
-def group_replay(c) -> GroupReplay | None:
-  """An empty buffer of the groups of recent steps; None without replay."""
-  r = c.rollout
-  if not r.replay:
-    return None
-  return GroupReplay(
-      empty_rows(c, r.replay_age * r.batch),
-      count=r.replay,
-      group_size=r.group_size,
-      max_age=r.replay_age,
-      seed=host_seed(c.seed, "replay"),
-  )
-
-
-def replay_stored(
-    c,
-    replay: GroupReplay,
-    signal: Callable[[Experience], Any],
-    *,
-    tok: Any,
-    display: Display,
-) -> Experience:
-  """Fills the buffer with config.rollout.replay_from, before the first step.
-
-  Returns:
-    the older groups of the first batch.
-
-  Raises:
-    DataError: the groups cannot be replayed in this run.
-  """
-  r = c.rollout
-  where = f"rollout.replay_from = {r.replay_from}"
-  rows = stored_groups.read(
-      where,
-      pathlib.Path(r.replay_from),
-      tok,
-      group_size=r.group_size,
-      temperature=r.temperature,
-      max_prompt=r.max_prompt,
-      max_tokens=r.max_tokens,
-  )
-  kept, count = replay.fill(rows, signal)
-  groups = len(rows.age_B) // r.group_size
-  display.say(f"{where}: {count} of {groups} groups in the buffer of replay")
-  return kept
 
 
 def sample_ahead(

@@ -2,7 +2,7 @@
 
 RL starts from the last parameters of that run, policy and critic, and, with
 rl.init_optimizer, from the moments of its optimizers. All else is new: the
-stream of prompts, coefficients that controllers move, groups that were kept,
+stream of prompts, coefficients that moved, groups that were kept,
 counters, and the schedule of the learning rate, which begins again.
 """
 

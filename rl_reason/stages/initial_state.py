@@ -3,14 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import (
-    RLState,
-    named,
-    on_host_arrays,
-)
+from rl_reason.base import feature
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.rl_state import RLState, named
 from rl_reason.checks import config_facts
-from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
@@ -28,6 +24,7 @@ def initial_state(
     critic_params: Tree | None,
     counters: dict[str, float] | None,
     *,
+    parts: feature.Part,
     cfg: decoder.ModelConfig,
     mesh: jax.sharding.Mesh,
     collector: RolloutCollector,
@@ -37,8 +34,8 @@ def initial_state(
   """The state of step 0, and the frozen base of LoRA factors (or None).
 
   `sft_params` are the initial policy, or the base of LoRA factors; `counters`
-  are the cost of value pretraining. Without a critic, `critic_params` and
-  `critic_optimizer` are None.
+  are the cost of value pretraining; `parts` are of the features. Without a
+  critic, `critic_params` and `critic_optimizer` are None.
   """
   # Parameters are copied: updates donate their state, and the initial ones are
   # still read, as the reference of a KL or by a mixture of values.
@@ -54,18 +51,15 @@ def initial_state(
   critic_state = None
   if critic_optimizer is not None:
     critic_state = new_state(copied(critic_params), *critic_optimizer)
-  kept, history = _no_rows(c)
   state = RLState(
       policy=policy,
       critic=critic_state,
       collector=collector,
-      kept=kept,
-      history=history,
+      parts=parts,
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
       counters=dict(counters or resources.no_counters()),
       base_digest=digest,
       mesh=mesh,
-      replay=collectors.group_replay(c),
   )
   return state, base
 
@@ -88,12 +82,11 @@ def abstract_arrays(c, model: Model) -> Tree:
         critic.table(critic_cfg),
         *optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps),
     )
-  kept, history = _no_rows(c)
-  on_host = on_host_arrays(kept, history)
+  on_host: dict[str, Tree] = {}
+  for one in feature.used(c):
+    on_host |= one.arrays(c)
   if c.rl.staleness:
     on_host["ahead"] = collectors.no_batches(c)
-  if (replay := collectors.group_replay(c)) is not None:
-    on_host["replay"] = replay.rows
   return dict(
       policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )
@@ -105,15 +98,3 @@ def frozen_base(sft_params: Tree, dtype: str) -> Tree:
   Only matrix products read them, so the cast changes no number.
   """
   return linear.cast(sft_params, dtype)
-
-
-def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
-  """Kept groups and history at step 0; None if the config has none."""
-  kept = history = None
-  if c.rollout.replay:  # the groups of the next step
-    count = c.rollout.replay * c.rollout.group_size
-    kept = collectors.empty_rows(c, count)
-  if config_facts.has_history(c):
-    no_rows = collectors.empty_rows(c, c.rollout.batch)
-    history = history_lib.empty(no_rows, c.advantage.history)
-  return kept, history

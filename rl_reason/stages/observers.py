@@ -8,7 +8,7 @@ import jax
 
 from rl_reason import tasks
 from rl_reason.algorithms import kl
-from rl_reason.base import functions
+from rl_reason.base import feature, functions
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import config_facts
 from rl_reason.collect.collector import RolloutCollector
@@ -52,7 +52,7 @@ def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
     count += passes * teacher / flops_per_token(c, cfg)
   if config_facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + config_facts.has_history(c) * c.advantage.history
+  return count + sum(one.passes(c) for one in feature.used(c))
 
 
 def counter(c, cfg: decoder.ModelConfig, passes: float) -> resources.Counter:

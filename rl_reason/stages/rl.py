@@ -24,10 +24,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.base.structs import Tree
 from rl_reason.checks import config_facts
-from rl_reason.collect import dynamic_sampling, history
+from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.collect.reward_runner import RewardRunner
@@ -41,7 +41,6 @@ from rl_reason.stages import (
     build_step,
     collectors,
     continued_run,
-    controllers,
     interim,
     observers,
     optimizers,
@@ -123,7 +122,6 @@ def train(
         **optimizers.critic_rate(c, c.rl.steps),
     )
   metrics_of_step = observers.step_metrics(c, cfg, on_policy=on_policy)
-  adapt = controllers.controllers(c)
   # The collector lives on the devices that sample.
   with jax.set_mesh(rollout_engine.mesh):
     collector = collectors.collector(
@@ -143,15 +141,22 @@ def train(
         environments=environments,
         batches=c.dynamic_sampling.batches,
         curriculum=c.data.curriculum,
-        replayed=c.rollout.replay,
+        older=sum(x.older_rows(c) for x in feature.used(c)),
     )
   plan_rows = planner(c, mesh, tok, collector.prompts.row)
-  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
+  # What the config has beyond the six algorithms: see base/feature.py.
+  loop = feature.Loop(
+      signal,
+      lambda params, rollouts: trainer_logps(params, plan_rows(rollouts))[0],
+      tok,
+      display.say,
+  )
   state, base = initial_state(
       c,
       sft_params,
       critic_params,
       counters,
+      parts=feature.start(c, loop),
       cfg=cfg,
       mesh=mesh,
       collector=collector,
@@ -172,10 +177,6 @@ def train(
   scale = optimizers.lora_scale(c)
   if c.rl.init:
     continued_run.carry_over(c, state, model=model, say=display.say)
-  if c.rollout.replay_from:
-    state.kept = collectors.replay_stored(
-        c, state.replay, signal(0), tok=tok, display=display
-    )
 
   def policy(params: Tree) -> Tree:
     """Parameters as the model reads them: LoRA factors with their base."""
@@ -194,7 +195,6 @@ def train(
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
   batch_options = config_facts.batch_options(c)
-  continues = config_facts.continues(c)
   # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
@@ -226,12 +226,11 @@ def train(
     collector.start_step()
     found = dynamic_sampling.fill_batch(
         samples.watch(step, collector.collect, weights, on_dispatch),
-        state.kept,
+        state.parts.older(),
         signal=signal(step),
         **refill,
     )
-    if continues:  # the batch has prefixes whose values are measured
-      found = collector.with_returns(*found, weights=weights, step=step)
+    found = collector.finish(*found, weights=weights, step=step)
     return *found, collector.counts() | dict(version=step)
 
   collect: Callable[..., Any] = sample_batch
@@ -277,11 +276,7 @@ def train(
         logps_BT, entropy_BT, squares_BT = trainer_logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
-      if state.replay is not None:  # older groups are part of the next batch
-        state.kept, found = state.replay.exchange(
-            rows, signal(state.step), state.step
-        )
-        metrics |= found
+      metrics |= state.parts.exchange(rows, state.step)
       if ref_logps is not None:
         ref_logps_BT = ref_logps(plan, params, state.step)
       clock.lap("old_log_prob")
@@ -305,11 +300,8 @@ def train(
           progress=np.float32(state.step / total),
           kl_coef=np.float32(state.coefs["kl"]),
       )
-      if state.history is not None:
-        inputs |= past_inputs(state.history, params)
+      inputs |= state.parts.inputs(params)
       credit = assign_credit(inputs)
-      if state.history is not None:
-        state.history = history.append(state.history, rows, credit["rewards_B"])
       clock.lap("adv")
 
       # Update the policy, and the critic on the same minibatches.
@@ -337,7 +329,7 @@ def train(
       if state.critic is not None:
         state.critic, critic_metrics = update_critic(state.critic, *data_M)
 
-      # Log, while the device computes the update; adapt KL and entropy bonus.
+      # Log, while the device computes the update.
       state.counters, metrics = metrics_of_step(
           state, metrics, counts, rows, credit, batch, plan
       )
@@ -345,8 +337,5 @@ def train(
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
       samples.log(state.step, rows, credit, batch, plan, entropy_BT)
       samples.doubtful(state.step, counts.get("doubtful", []))
-      if adapt is not None:
-        state.coefs = adapt(
-            state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
-        )
+      state.parts.after(state, rows, credit, entropy_BT)
   return policy(state.policy.params)

@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from conftest import child_env, restore_arrays  # noqa: E402
+from feature_fields import there  # noqa: E402
 
 FLAGS = (
     "--config.sft.steps=60",
@@ -31,8 +32,12 @@ FLAGS = (
     "--config.evaluate.every=0",
 )
 KEEP = (
-    "--config.rollout.replay=2",
-    "--config.correction.name=truncate",
+    *(
+        f"--config.{name.replace('__', '.')}={x}"
+        for name, x in there(
+            rollout__replay=2, correction__name="truncate"
+        ).items()
+    ),
     "--config.updates.epochs=2",
 )
 # Every preset, and what carries state from one step to the next.

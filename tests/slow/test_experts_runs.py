@@ -3,6 +3,7 @@
 import pytest
 import test_resume
 import tiny_session
+from feature_fields import there
 
 from rl_reason.base.errors import Stopped
 
@@ -28,8 +29,7 @@ REPLAY = dict(
     [
         dict(rl__staleness=1),
         dict(
-            rollout__replay=1,
-            correction__name="truncate",
+            **there(rollout__replay=1, correction__name="truncate"),
             kl__kind="k3",
             kl__coef=0.1,
         ),

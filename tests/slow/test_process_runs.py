@@ -2,15 +2,12 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
 import tiny_session
+from feature_fields import there
 from tiny_session import half_correct as half_correct
 
-from rl_reason.collect.experience import credit_inputs
-from rl_reason.data import tokenizer
-from rl_reason.stages import build_step, learn
+from rl_reason.stages import learn
 
 pytestmark = pytest.mark.slow
 # An untrained model writes no equations: each second character ends a step.
@@ -24,12 +21,10 @@ PLACES = {
     "replay": dict(
         advantage__name="returns_by_turn",
         reward__process="potentials",
-        rollout__replay=1,
-        correction__name="truncate",
+        **there(rollout__replay=1, correction__name="truncate"),
     ),
     "critic": dict(advantage__name="gae_by_turn", critic__pretrain_steps=1),
     "ahead": dict(advantage__name="process_norm", rl__staleness=1),
-    "continuations": dict(advantage__name="vine", rollout__slots=8),
 }
 
 
@@ -58,82 +53,3 @@ def test_runs_with_process_rewards(name, tmp_path, half_correct, monkeypatch):
     assert line["process/steps/max"] > 0
     assert line["reward/judged_pairs:pairs/failures"] == 0
     assert line["actor/update_skipped"] == 0
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1.0])
-def test_continuations(temperature, tmp_path, half_correct, monkeypatch):
-  """Prefixes are kept, and judged with their continuations.
-
-  At temperature 0 there is one continuation of a prefix: the response itself.
-  """
-  session = session_of(
-      tmp_path,
-      monkeypatch,
-      advantage__name="vine",
-      advantage__continuations=4,
-      rollout__temperature=temperature,
-      rollout__slots=24,
-  )
-  reward, seen = build_step.reward(session.config), []
-  with jax.set_mesh(session.mesh):
-    collector = tiny_session.collector(
-        session, "rollout", engine=session.engine
-    )
-    params = tiny_session.random_params(session)
-    weights = session.engine.weights(params, "same")
-    rows = collector.collect(weights)
-    grade = collector._grade
-
-    def watched(parts, rows_B):
-      seen.append(grade(parts, rows_B))
-      return seen[-1]
-
-    monkeypatch.setattr(collector, "_grade", watched)
-    metrics = {"tokens/generated": 1000}
-    out, metrics = collector.with_returns(
-        rows, metrics, weights=weights, step=1
-    )
-  total_B = np.asarray(reward(credit_inputs(rows, progress=np.float32(0.5))))
-  assert metrics["train/prefixes_failed"] == 0
-  np.testing.assert_array_equal(out.correct_B, rows.correct_B)
-
-  # The prefixes, in order; all calls but the last one are full.
-  r, ends_BT = rows.rollouts, rows.steps.ends_BT
-  prefixes = [
-      (b, t) for b, t in np.argwhere(ends_BT).tolist() if t + 1 < r.lengths_B[b]
-  ]
-  assert metrics["train/prefixes"] == len(prefixes) > 6
-  found = [
-      jax.tree.map(lambda x, n=n: x[4 * n : 4 * n + 4], call[0])
-      for call in seen
-      for n in range(6)
-  ][: len(prefixes)]
-  slots = r.tokens_BL.shape[1] - r.mask_BT.shape[1]
-  tokens, several = 0, 0
-  for (b, t), continued in zip(prefixes, found, strict=True):
-    until = slots + t + 1
-    same = continued.tokens_BL[:, :until] == r.tokens_BL[b, :until]
-    assert same.all()
-    tokens += (continued.lengths_B - t - 1).sum()
-    several += len({x.tobytes() for x in continued.tokens_BL}) > 1
-  assert metrics["tokens/continuations"] == tokens > 0
-  assert metrics["tokens/generated"] == 1000 + tokens
-
-  # The mean of their rewards, of verdicts and of steps.
-  places = np.zeros_like(ends_BT)
-  places[tuple(np.array(prefixes).T)] = True
-  assert not out.steps.returns_BT[~places].any()
-  if temperature < 1:
-    wanted = np.repeat(total_B, places.sum(1))
-    np.testing.assert_allclose(out.steps.returns_BT[places], wanted, rtol=1e-6)
-    assert not several
-    return
-  assert several > len(prefixes) / 2
-  for (b, t), continued in zip(prefixes, found, strict=True):
-    texts = tokenizer.decode(
-        session.tok, continued.tokens_BL[:, slots:], continued.lengths_B
-    )
-    verdicts = np.array([len(x) % 2 for x in texts]) & ~continued.truncated_B
-    steps = [sum(map(str.isdigit, x[1::2])) for x in texts]
-    mean = np.mean(2 * verdicts - 1 + 0.5 * np.array(steps))
-    assert out.steps.returns_BT[b, t] == pytest.approx(mean, rel=1e-5)

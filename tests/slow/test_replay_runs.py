@@ -60,11 +60,9 @@ KINDS = {
     "kl": dict(
         kl__kind="k3",
         kl__coef=0.1,
-        kl__controller=dict(name="adaptive", args=dict(target=1.0, horizon=9)),
         updates__minibatches=2,
         loss__entropy_coef=0.01,
     ),
-    "history": dict(advantage__name="temporal", updates__minibatches=2),
     "lora": dict(lora__rank=2, kl__kind="k2", kl__coef=0.1),
     "ahead": dict(rl__staleness=1, updates__minibatches=2),
     "environment": dict(

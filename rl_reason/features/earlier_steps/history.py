@@ -1,18 +1,22 @@
-"""History: responses of recent RL steps, for the advantage `temporal`."""
+"""The responses of recent RL steps, and their importance weights."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 from flax import struct
 
 from rl_reason.algorithms import variants
+from rl_reason.base import feature
 from rl_reason.base.structs import Array, Experience, Rollouts, Tree
+from rl_reason.stages import collectors
 
 
 @struct.dataclass
 class History:
-  """Responses of recent RL steps, newest last, for the advantage `temporal`.
+  """Responses of recent RL steps, newest last.
 
   Attributes:
     tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.
@@ -99,3 +103,47 @@ def credit_inputs(
       past_problems_H=history.problems_H,
       past_weights_H=np.asarray(weights_H),
   )
+
+
+def of_config(c) -> History:
+  """An empty history in the shapes of a config."""
+  no_rows = collectors.empty_rows(c, c.rollout.batch)
+  return empty(no_rows, c.advantage.history)
+
+
+class EarlierSteps(feature.Part):
+  """The history of a run.
+
+  Args:
+    history: of step 0.
+    logps, batch, ratio_limit: as in `credit_inputs`.
+  """
+
+  def __init__(
+      self,
+      history: History,
+      *,
+      logps: Callable[[Tree, Rollouts], Array],
+      batch: int,
+      ratio_limit: float,
+  ):
+    self.history = history
+    self._inputs = functools.partial(
+        credit_inputs, logps=logps, batch=batch, ratio_limit=ratio_limit
+    )
+
+  def inputs(self, params: Tree) -> dict[str, Array]:
+    """Rewards, prompts and importance weights of earlier responses."""
+    return self._inputs(self.history, params)
+
+  def after(self, state, rows: Experience, credit: dict, entropy_BT) -> None:
+    """Remembers the step."""
+    self.history = append(self.history, rows, credit["rewards_B"])
+
+  def arrays(self) -> dict[str, History]:
+    """The history."""
+    return dict(history=self.history)
+
+  def restore(self, arrays: dict[str, Any]) -> None:
+    """Goes on with a saved history."""
+    self.history = arrays["history"]

@@ -1,4 +1,4 @@
-"""Coefficients of the loss that follow measurements, as a config describes."""
+"""Coefficients of the loss that follow measurements of a step."""
 
 import functools
 from collections.abc import Callable
@@ -6,21 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from rl_reason.base import functions
+from rl_reason.base import feature, functions
 from rl_reason.base.structs import Array
 
 
-def controllers(c) -> Callable[..., dict[str, float]] | None:
-  """`steer` with the adaptive controllers of the config; None without one."""
-  found = dict(
-      kl_controller=functions.bind("kl_controller", c.kl.controller),
-      entropy_controller=functions.bind(
-          "entropy_controller", c.loss.entropy_controller
-      ),
-  )
-  if not any(found.values()):
-    return None
-  return functools.partial(steer, rows=c.rollout.batch, **found)
+class Controllers(feature.Part):
+  """The controllers of a run; what they move is in `state.coefs`.
+
+  Args:
+    c: the config.
+  """
+
+  def __init__(self, c):
+    self._steer = functools.partial(
+        steer,
+        rows=c.rollout.batch,
+        kl_controller=functions.bind("kl_controller", c.kl.controller),
+        entropy_controller=functions.bind(
+            "entropy_controller", c.loss.entropy_controller
+        ),
+    )
+
+  def after(self, state, rows, credit: dict, entropy_BT) -> None:
+    """Moves the coefficients of the next step."""
+    mask_BT = rows.rollouts.mask_BT
+    state.coefs = self._steer(state.coefs, mask_BT, entropy_BT, credit)
 
 
 def steer(

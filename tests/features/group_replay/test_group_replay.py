@@ -22,22 +22,31 @@ from rl_reason.algorithms import corrections, credit
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_checks, config_facts
-from rl_reason.collect import dynamic_sampling, experience, stored_groups
-from rl_reason.collect.group_replay import GroupReplay, measured
+from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.data import datasets, prompt_stream, tokenizer
+from rl_reason.features.group_replay import stored_groups
+from rl_reason.features.group_replay.older_groups import OlderGroups, measured
 from rl_reason.tasks import arithmetic
 from rl_reason.training import certificate
 
 PLACES = 12
 
 
+def of_padding(empty, **options):
+  signal = dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
+  return OlderGroups(
+      None,
+      empty,
+      signal=signal,
+      **dict(group_size=GROUP, seed=0) | options,
+  )
+
+
 def buffer(count=2, max_age=2, seed=0):
   empty = experience.pad(
       experience.take(rows(0, SIGNAL), []), PLACES, rows(0, SIGNAL), GROUP
   )
-  return GroupReplay(
-      empty, count=count, group_size=GROUP, max_age=max_age, seed=seed
-  )
+  return of_padding(empty, count=count, max_age=max_age, seed=seed)
 
 
 def ages(batch):
@@ -45,7 +54,8 @@ def ages(batch):
 
 
 def exchange(replay, batch, step=0):
-  return replay.exchange(batch, dynamic_sampling.partly_correct, step)
+  found = replay.exchange(batch, step)
+  return replay.older(), found
 
 
 def test_groups_leave_when_they_are_too_old():
@@ -102,7 +112,7 @@ def test_a_draw_depends_on_seed_and_step():
 def test_a_restored_buffer_goes_on():
   whole, restored = buffer(), buffer()
   exchange(whole, rows(0, SIGNAL, SIGNAL), 0)
-  restored.rows = jax.tree.map(np.copy, whole.rows)
+  restored.restore(jax.tree.map(np.copy, whole.arrays()))
   for step in (1, 2):
     new = rows(4 * step, SIGNAL, SIGNAL)
     one, two = exchange(whole, new, step), exchange(restored, new, step)
@@ -271,16 +281,17 @@ def test_groups_of_a_file_are_rows(tmp_path):
 def test_a_file_fills_the_buffer_with_groups_with_signal(tmp_path):
   found = read(stored(tmp_path, LINES))
   empty = experience.no_rows(PLACES, 6, 4, 0)
-  replay = GroupReplay(empty, count=1, group_size=GROUP, max_age=2, seed=0)
-  drawn, count = replay.fill(found, dynamic_sampling.partly_correct)
-  assert count == 2  # the others are all correct, or have no second verdict
+  replay = of_padding(empty, count=1, max_age=2)
+  assert (
+      replay.fill(found) == 2
+  )  # the others are all correct, or have no second verdict
   assert [x - 2**30 for x in ids(experience.without_padding(replay.rows))] == [
       0,
       3,
   ]
+  drawn = replay.older()
   assert len(drawn.age_B) == GROUP and ages(drawn) == [0]
-  first = GroupReplay(empty, count=1, group_size=GROUP, max_age=1, seed=0)
-  assert first.fill(found, dynamic_sampling.partly_correct)[1] == 1
+  assert of_padding(empty, count=1, max_age=1).fill(found) == 1
 
 
 def test_older_groups_come_first_whatever_their_ids():

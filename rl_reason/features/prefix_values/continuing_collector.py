@@ -43,7 +43,7 @@ class ContinuingCollector(RolloutCollector):
     self._continuations, self._prefixes = continuations, prefixes
     self._reward, self._steps = reward, steps
 
-  def with_returns(
+  def finish(
       self,
       rows: Experience,
       metrics: dict[str, Any],

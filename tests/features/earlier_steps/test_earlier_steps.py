@@ -1,9 +1,16 @@
-"""History of recent RL steps: what is remembered, and with which weights."""
+"""Responses of earlier steps: what is remembered, and with which weights."""
 
+import jax
 import numpy as np
+import pytest
+from test_checks import FILES, with_fields
 
 from rl_reason.algorithms import advantage_variants
-from rl_reason.collect import experience, history
+from rl_reason.base import functions
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import config_checks, config_facts
+from rl_reason.collect import experience
+from rl_reason.features.earlier_steps import history
 
 B, T = 32, 6
 NO_ROWS = experience.no_rows(B, max_prompt=4, max_tokens=T, num_terms=0)
@@ -78,3 +85,62 @@ def test_weights_of_old_responses():
   )
   wanted = [-1 - (16 + 1) / 17, 1 - (16 - 1) / 17, -1 - 16 / 16, 0]
   np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_a_restored_history_goes_on():
+  def of_step_0():
+    return history.EarlierSteps(
+        history.empty(NO_ROWS, steps=2), logps=None, batch=B, ratio_limit=2.0
+    )
+
+  whole, restored = of_step_0(), of_step_0()
+  credit = dict(rewards_B=np.ones(B, np.float32))
+  whole.after(None, rows_of(1, [5, 6]), credit, None)
+  restored.restore(jax.tree.map(np.copy, whole.arrays()))
+  for part in (whole, restored):
+    part.after(None, rows_of(2, [5, 6]), credit, None)
+  assert whole.history.tokens_HL[[0, -1], 0].tolist() == [1, 2]
+  jax.tree.map(np.testing.assert_array_equal, whole.arrays(), restored.arrays())
+
+
+# --- the config --------------------------------------------------------------
+
+TEMPORAL = {"advantage.name": "temporal"}
+
+
+def test_earlier_steps_need_log_probs_before_the_update():
+  assert "temporal" in functions.names("advantage")
+  one = {"updates.minibatches": 1}
+  assert config_facts.on_policy(with_fields(one))
+  assert not config_facts.on_policy(with_fields(one | TEMPORAL))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {"kl.kind": "k1", "kl.coef": 0.1, "kl.place": "reward"},
+            "temporal compares rewards with rewards of earlier",
+        ),
+        (
+            {"model.experts": 8, "rollout.replay_routing": True},
+            "no routes are kept of earlier steps",
+        ),
+    ],
+)
+def test_earlier_steps_that_cannot_work_are_refused(changes, words):
+  with pytest.raises(ConfigError, match=words):
+    config_checks.fields(with_fields(TEMPORAL | changes))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, "fewer than 10% of prompts"),
+        ({"task.difficulties": (2,), "advantage.history": 3}, ""),
+        (FILES, "only after a pass over data"),
+    ],
+)
+def test_prompts_that_never_come_again(changes, words):
+  found = config_checks.warnings(with_fields(TEMPORAL | changes))
+  assert [x for x in found if words in x] if words else not found

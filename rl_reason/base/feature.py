@@ -1,0 +1,188 @@
+"""The protocol of features: what a folder of `rl_reason/features/` may bring.
+
+The core is what GRPO, DAPO, Dr.GRPO, RLOO, PPO and VAPO need. Everything else
+is a feature: a folder with a `Declaration` named FEATURE in its `__init__.py`,
+which is imported without JAX, and a `Part` of RL, which a run has if its config
+asks for it. Each method does nothing by default, and holds for all features of
+the table, `rl_reason/features/__init__.py`, in its order.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rl_reason import features
+from rl_reason.base.function_kinds import Kind
+
+Rule = tuple[str, str]  # a field, and the remedy
+
+
+class Loop(NamedTuple):
+  """What `rl.train` has before its loop.
+
+  Attributes:
+    signal: step -> which groups of rows have signal; see `fill_batch`.
+    logps: (params, rollouts) -> log-probs of the trainer, [B, T].
+    tok: the tokenizer.
+    say: shows a line.
+  """
+
+  signal: Any
+  logps: Any
+  tok: Any
+  say: Any
+
+
+class Part:
+  """The part of a feature in the loop of `rl.train`; it holds its own state."""
+
+  def older(self) -> Any:
+    """Groups of earlier steps that the next batch begins with, or None."""
+    return None
+
+  def exchange(self, rows: Any, step: int) -> dict[str, float]:
+    """Sees a batch with its old log-probs; returns metrics."""
+    return {}
+
+  def inputs(self, params: Any) -> dict[str, Any]:
+    """Arrays for functions that name them; `params` are of the policy."""
+    return {}
+
+  def after(self, state: Any, rows: Any, credit: dict, entropy_BT: Any) -> None:
+    """Sees a step whose update is dispatched; may move `state.coefs`."""
+
+  def arrays(self) -> dict[str, Any]:
+    """Its arrays in a checkpoint, by name, on the host."""
+    return {}
+
+  def restore(self, arrays: dict[str, Any]) -> None:
+    """Goes on from saved arrays."""
+
+
+class _Parts(Part):
+  """The parts of all features of a run, as one.
+
+  Args:
+    parts: in the order of the table.
+  """
+
+  def __init__(self, parts: Iterable[Part] = ()):
+    self._parts = [*parts]
+
+  def older(self) -> Any:
+    found = [x for x in (part.older() for part in self._parts) if x is not None]
+    return found[0] if found else None
+
+  def exchange(self, rows: Any, step: int) -> dict[str, float]:
+    return _joined(part.exchange(rows, step) for part in self._parts)
+
+  def inputs(self, params: Any) -> dict[str, Any]:
+    return _joined(part.inputs(params) for part in self._parts)
+
+  def after(self, *args: Any) -> None:
+    for part in self._parts:
+      part.after(*args)
+
+  def arrays(self) -> dict[str, Any]:
+    return _joined(part.arrays() for part in self._parts)
+
+  def restore(self, arrays: dict[str, Any]) -> None:
+    for part in self._parts:
+      part.restore(arrays)
+
+
+def _joined(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+  return {name: x for one in found for name, x in one.items()}
+
+
+class Declaration:
+  """What a config, its checks and its reports know of a feature.
+
+  Attributes:
+    kinds: further kinds of functions that a config names.
+    inputs: kind of functions -> what its part supplies to them, by name.
+    needs: what its fields may need, by name -> a function of the config that
+      says why it is missing, or something false; see `relations.FACTS`.
+    movable: its paths, which may change where their content is equal.
+    not_replayed: fields that --stage=replay cannot change -> the reason.
+    other_names: names of other libraries -> its fields.
+    remedies: names of alerts -> what its fields may do about them.
+  """
+
+  kinds: Mapping[str, Kind] = {}
+  inputs: Mapping[str, tuple[str, ...]] = {}
+  needs: Mapping[str, Any] = {}
+  movable: tuple[str, ...] = ()
+  not_replayed: Mapping[str, str] = {}
+  other_names: Mapping[str, str] = {}
+  remedies: Mapping[str, str] = {}
+
+  def used(self, c: Any) -> bool:
+    """Whether a config asks for it."""
+    return False
+
+  def fields(self, c: Any) -> None:
+    """Adds its fields to a config."""
+
+  def rules(self, c: Any) -> Iterable[Rule]:
+    """What cannot work."""
+    return ()
+
+  def cautions(self, c: Any) -> Iterable[Rule]:
+    """What works, but probably not as intended."""
+    return ()
+
+  def files(self, c: Any) -> Iterable[Rule]:
+    """Local files that are missing."""
+    return ()
+
+  def older_policies(self, c: Any) -> list[str]:
+    """Fields above 0 by which updates see rows of an older policy."""
+    return []
+
+  def early_logps(self, c: Any) -> bool:
+    """Whether it reads log-probs or their entropy before the update."""
+    return False
+
+  def passes(self, c: Any) -> float:
+    """Forward passes over as many rows as a batch has, for FLOPs."""
+    return 0
+
+  def axes(self, c: Any) -> dict[str, int]:
+    """Sizes of the axes of its inputs, by the letters of their names."""
+    return {}
+
+  def coefs(self, c: Any) -> set[str]:
+    """Coefficients of the loss that its part moves."""
+    return set()
+
+  def older_rows(self, c: Any) -> int:
+    """Rows of a batch that are of earlier steps: a round samples fewer."""
+    return 0
+
+  def collector(
+      self, c: Any, shards: int
+  ) -> tuple[type, dict[str, Any]] | None:
+    """A class in place of `RolloutCollector`, and its further options."""
+    return None
+
+  def shared(self, c: Any) -> dict[str, int]:
+    """Numbers of groups that the devices share evenly, by field."""
+    return {}
+
+  def arrays(self, c: Any) -> dict[str, Any]:
+    """The arrays of its part at step 0."""
+    return {}
+
+  def start(self, c: Any, loop: Loop) -> Part:
+    """Its part of a run."""
+    return Part()
+
+
+def used(c: Any) -> list[Declaration]:
+  """The features that a config asks for."""
+  return [one for one in features.declared() if one.used(c)]
+
+
+def start(c: Any, loop: Loop) -> Part:
+  """The parts of the features that a config asks for, as one."""
+  return _Parts(one.start(c, loop) for one in used(c))

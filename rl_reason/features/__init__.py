@@ -1,0 +1,25 @@
+"""The features beyond the six algorithms: a line and a folder for each.
+
+The core names no feature, and imports nothing else of `rl_reason/features/`.
+To take one out, remove its line and its folder. README.md says what each is.
+"""
+
+import functools
+import importlib
+import pathlib
+from typing import Any
+
+FEATURES = ("group_replay", "earlier_steps", "controllers", "prefix_values")
+
+
+@functools.cache
+def declared() -> tuple[Any, ...]:
+  """The `feature.Declaration` of each, in the order of the table."""
+  modules = [importlib.import_module(f"{__name__}.{x}") for x in FEATURES]
+  return tuple(x.FEATURE for x in modules)
+
+
+def charts() -> list[pathlib.Path]:
+  """The files of charts that features have, for the report of a run."""
+  files = (pathlib.Path(__file__).parent / x / "charts.toml" for x in FEATURES)
+  return [x for x in files if x.exists()]

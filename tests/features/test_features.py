@@ -1,0 +1,106 @@
+"""The core knows no feature, and each feature can be taken out."""
+
+import re
+import subprocess
+import sys
+
+import feature_fields
+import pytest
+from conftest import child_env
+from import_graph import ROOT, graph
+
+from rl_reason import features
+from rl_reason.base import fields
+from rl_reason.base.fields import FIELDS
+
+PACKAGE = ROOT / "rl_reason"
+CORE = [
+    *(
+        path
+        for path in sorted(PACKAGE.rglob("*"))
+        if path.suffix in (".py", ".toml")
+        and path.relative_to(PACKAGE).parts[0] not in ("features", "lab")
+    ),
+    *(ROOT / "configs" / f"{x}.py" for x in ("base", "variants", "dapo")),
+]
+
+
+def test_the_core_imports_only_the_table_of_features():
+  for name, wanted in graph().items():
+    if not name.startswith(("features.", "lab", "serve")):
+      assert not [x for x in wanted if x.startswith("features.")], name
+  assert not graph()["features"]
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_no_file_of_the_core_names_a_feature(name):
+  """Neither its folder nor one of its fields."""
+  words = {name, *feature_fields.of([name])}
+  assert len(words) > 1
+  named = re.compile(rf"\b({'|'.join(map(re.escape, sorted(words)))})\b")
+  found = {str(x): y[0] for x in CORE if (y := named.search(x.read_text()))}
+  assert not found
+
+
+def test_every_field_of_a_feature_has_a_need_or_turns_it_on():
+  off = (0, False, "", (), "none", "fixed")
+  for name in feature_fields.of(features.FEATURES):
+    assert fields.needs(name) or FIELDS[name].default in off, name
+
+
+# The line is removed, and the folder cannot be imported.
+WITHOUT = """
+import sys
+from rl_reason import features
+
+class Hidden:
+  def find_spec(self, name, *_):
+    if name.startswith(f"rl_reason.features.{sys.argv[1]}"):
+      raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Hidden())
+features.FEATURES = [x for x in features.FEATURES if x != sys.argv[1]]
+"""
+CHECKED = """
+from rl_reason import main
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import config_checks
+
+for name in ("dapo", "vapo"):
+  config_checks.checked(f"configs/{name}.py:smoke", {})
+print(*FIELDS)
+main.command(["main", "--helpfull"])
+"""
+RUN = """
+from rl_reason import main
+sys.argv = ["main", *sys.argv[2:]]
+main.main()
+"""
+
+
+def without(name, code, *args):
+  """A process of the package without a feature."""
+  argv = [sys.executable, "-c", WITHOUT + code, name, *args]
+  return subprocess.run(
+      argv, cwd=ROOT, env=child_env(), capture_output=True, text=True
+  )
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_a_feature_can_be_taken_out(name):
+  done = without(name, CHECKED)
+  assert not done.returncode, done.stderr
+  known, _, text = done.stdout.partition("\n")
+  assert not feature_fields.of([name]) & {*known.split()}
+  assert "--workdir" in text and not re.search(rf"\b{name}\b", text)
+  assert not [x for x in feature_fields.of([name]) if x in text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["dapo", "vapo"])
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_a_run_without_a_feature(name, preset, tmp_path):
+  args = f"--config=configs/{preset}.py:smoke", f"--workdir={tmp_path / 'a'}"
+  done = without(name, RUN, *args)
+  assert not done.returncode, done.stderr
+  assert (tmp_path / "a" / "report.html").exists()
