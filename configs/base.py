@@ -67,7 +67,7 @@ def get_config():
       pass_rate=field((), needs="data.train"),
       # First prompts of RL, which come in the order of their pass rates.
       curriculum=number(0, low=0, needs="data.pass_rate"),
-      # Share of a source's rows.
+      # Share of a source's rows that may be unusable.
       max_corrupt=number(0.5, low=0, high=1, needs=ROWS),
       # Rows of each training source; 0 is all.
       limit=number(0, low=0, needs=ROWS),
@@ -259,8 +259,8 @@ def get_config():
   c.log = section(
       "log",
       sft_every=number(10, low=1),  # SFT steps
-      stall_seconds=number(60.0, low=0.0),  # then stacks of threads; 0: never
-      stall_ends=number(0.0, low=0.0),  # then the run ends, code 175; 0: never
+      stall_seconds=number(60.0, low=0.0),  # without progress: print stacks
+      stall_ends=number(0.0, low=0.0),  # without progress: end, code 175
       samples_every=number(5, low=1),  # RL steps
       groups=number(3, low=1),  # all responses to a prompt, each time
       samples=number(6, low=1),  # responses with the numbers of each token

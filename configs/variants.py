@@ -165,7 +165,7 @@ def add(c) -> None:
               "rollout.replay_routing": "the reference has tokens of its own",
           },
       ),
-      # Tokens of that prompt; 0: twice rollout.max_prompt.
+      # Tokens of the prompt of kl.privileged; 0: twice rollout.max_prompt.
       max_prompt=number(0, low=0, needs="kl.privileged"),
       # The policy whose parameters the reference has: of the start of RL, or
       # of the step.
@@ -306,8 +306,8 @@ def add(c) -> None:
       receive=number(10.0, low=1e-3),  # to send a request, or to read a part
       grace=number(5.0, low=0),  # seconds that responses have after SIGTERM
       stall=number(30.0, low=1e-3),  # without a token: /health answers 503
-      certificate=path(),  # a file of PEM, and
-      private_key=path(),  # another one: TLS
+      certificate=path(),  # a PEM file: HTTPS, with serve.private_key
+      private_key=path(),  # the other PEM file
       max_body=number(1 << 20, low=1),  # bytes of a request
       filter=path(),  # 'rules.json,my_rules:unsafe' withhold responses
   )

@@ -727,9 +727,9 @@ class Known(NamedTuple):
     hub: id of its repository on the Hugging Face hub.
     splits: name of a split -> pattern of its file names. Every split except
       'train' is a benchmark.
-    question, answer, difficulty, tolerance, solution, response, rejected,
-      subject, pass_rate, response_tokens: functions that read these fields of
-      `datasets.Example` from a raw row.
+    question: a function that reads this field of `datasets.Example` from a raw
+      row; so do answer, difficulty, tolerance, solution, response, rejected,
+      subject, pass_rate and response_tokens.
     kind: name of the verifier.
   """
 
