@@ -116,7 +116,9 @@ class EarlierSteps(feature.Part):
 
   Args:
     history: of step 0.
-    logps, batch, ratio_limit: as in `credit_inputs`.
+    logps: see `credit_inputs`.
+    batch: see `credit_inputs`.
+    ratio_limit: see `credit_inputs`.
   """
 
   def __init__(
