@@ -15,7 +15,7 @@ import padded
 import pytest
 import reference_model
 
-from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.algorithms import loss_terms, objective, reductions, surrogates
 from rl_reason.base.structs import TrainState
 from rl_reason.models import (
     attention,
@@ -181,7 +181,11 @@ def program(cfg, tx, **keywords):
   keywords = dict(max_kl=0.0) | RL | keywords
   names = "temperature", "max_kl"
   options = {name: keywords.pop(name) for name in names}
-  options["objective"] = objective.Objective(**keywords)
+  functions = [keywords.pop(name) for name in ("surrogate", "reduction")]
+  terms = loss_terms.terms(**keywords)
+  options["objective"] = objective.Objective(
+      *functions, terms, keywords.get("on_policy", False)
+  )
   return quick_jit(functools.partial(step.rl_update, cfg=cfg, tx=tx, **options))
 
 

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from configs import deepseek_v3_2
-from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.algorithms import (
+    loss_terms,
+    objective,
+    reductions,
+    surrogates,
+    variants,
+)
 from rl_reason.base.structs import Batch
 from rl_reason.checks import config_facts
 
@@ -40,11 +46,17 @@ def batch(**changes):
   return Batch(**jax.tree.map(jnp.asarray, arrays | changes))
 
 
-def total(b=None, logps=LOGPS, reduction="token_mean", **terms):
+def total(
+    b=None,
+    logps=LOGPS,
+    reduction=reductions.token_mean,
+    surrogate=surrogates.ppo,
+    **terms,
+):
   """The loss, its metrics and the gradient in the log-probs."""
   b = batch() if b is None else b
-  terms = dict(surrogate=surrogates.ppo) | terms
-  o = objective.Objective(reduction=getattr(reductions, reduction), **terms)
+  on_policy, terms = terms.get("on_policy", False), loss_terms.terms(**terms)
+  o = objective.Objective(surrogate, reduction, terms, on_policy)
   w = objective.token_weights(o, b)
 
   def fn(logps_BT):
@@ -86,7 +98,7 @@ def test_clipped_tokens_of_negative_advantage_are_no_rare_good_ones(advantage):
 
 def test_metrics_are_token_means_whatever_the_reduction():
   """Each response weighs a half: -(1.2 + 1) / 2 / 2 + 1 / 2."""
-  metrics, _, _ = total(reduction="seq_mean_token_mean")
+  metrics, _, _ = total(reduction=reductions.seq_mean_token_mean)
   close(metrics["loss"], -1.1 / 2 + 1 / 2)
   close(metrics["entropy"], 1.2 / 3)
 
@@ -166,7 +178,7 @@ def test_correct_responses_are_imitated():
   nll = -np.log(0.6 * 0.25) / 2
   close(metrics["nll_loss"], nll)
   close(metrics["loss"], -0.4 + 0.1 * nll)
-  close(w["correct"], [[0.5, 0.5], [0, 0]])
+  close(w["nll_loss"], [[0.5, 0.5], [0, 0]])
 
 
 def test_observations_are_predicted():
@@ -183,10 +195,8 @@ def test_observations_are_predicted():
   logps = np.where(mask | (seen > 0), np.log(probs), np.nan)
   wide = functools.partial(jnp.zeros, mask.shape)
 
-  def of(**terms):
-    o = objective.Objective(
-        surrogates.reinforce, reductions.token_mean, **terms
-    )
+  def of(*terms):
+    o = objective.Objective(surrogates.reinforce, reductions.token_mean, terms)
     w = objective.token_weights(o, b)
 
     def fn(logps_BT):
@@ -194,7 +204,7 @@ def test_observations_are_predicted():
 
     return jax.value_and_grad(fn, has_aux=True)(jnp.array(logps))
 
-  (loss, metrics), grad = of(observation_nll=0.1)
+  (loss, metrics), grad = of(variants.observation_nll(0.1))
   nll = -np.sum(np.log(probs) * seen) / 3
   close(metrics["observation_loss"], nll)
   close(grad, -0.1 * seen / 3)
@@ -219,6 +229,9 @@ def test_on_policy():
 
 def test_weights_by_length():
   """Lengths 2 and 1, median 1.5: factors .75 and 1.5 with alpha 1."""
-  _, _, w = total(length_alpha=1.0)
+  reduction = functools.partial(
+      variants.by_length, reduction=reductions.token_mean, alpha=1.0
+  )
+  _, _, w = total(reduction=reduction)
   close(w["all"], np.array([[0.75, 0.75], [1.5, 0]]) / 3)
   close(w["mean"], MASK / 3)

@@ -12,7 +12,7 @@ import tiny
 import tiny_session
 
 from configs import base
-from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.algorithms import loss_terms, objective, reductions, surrogates
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Rollouts
 from rl_reason.checks import config_checks, replay_rules
@@ -143,7 +143,9 @@ def test_the_teacher_is_the_policy_that_has_read_the_answer():
   """
   params = decoder.init(CFG, jax.random.key(3))
   o = objective.Objective(
-      surrogates.reinforce, reductions.token_mean, kl="full"
+      surrogates.reinforce,
+      reductions.token_mean,
+      loss_terms.terms(kl="full"),
   )
   compare = functools.partial(divergence.chunked, CFG, 1.0)
   gradient = jax.jit(

@@ -8,7 +8,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms import loss_terms, reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import decoder
@@ -32,7 +32,7 @@ def _update(mesh, *, name, steps, lr):
                   surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=10.0
               ),
               reductions.token_mean,
-              kl="k3",
+              loss_terms.terms(kl="k3"),
           ),
       )
   )

@@ -16,6 +16,7 @@ from rl_reason.algorithms import (
     advantages,
     corrections,
     credit,
+    loss_terms,
     objective,
     reductions,
     surrogate_variants,
@@ -275,18 +276,22 @@ def logged_loss(**inputs):
 
 
 def positive_nll(logps_BT, correct_B, mask_BT, micro_batches):
-  """rl_reason.algorithms.objective.loss, its term positive_nll."""
+  """rl_reason.algorithms.loss_terms, its term positive_nll."""
   o = objective.Objective(
-      surrogate=_surrogate(), reduction=reductions.token_mean, positive_nll=1.0
+      surrogate=_surrogate(),
+      reduction=reductions.token_mean,
+      terms=loss_terms.terms(positive_nll=1.0),
   )
   batch = _batch(mask_BT, correct_B=correct_B, old_logps_BT=logps_BT)
   return _update(o, batch, logps_BT, micro_batches)[0]
 
 
 def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
-  """rl_reason.algorithms.objective.loss, its term kl (kl.estimate)."""
+  """rl_reason.algorithms.loss_terms, its term kl (kl.estimate)."""
   o = objective.Objective(
-      surrogate=_surrogate(), reduction=reductions.token_mean, kl=kind
+      surrogate=_surrogate(),
+      reduction=reductions.token_mean,
+      terms=loss_terms.terms(kl=kind),
   )
   arrays = dict(ref_logps_BT=ref_logps_BT, old_logps_BT=logps_BT)
   batch = _batch(mask_BT, **arrays)

@@ -11,63 +11,77 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rl_reason.algorithms import kl as kl_lib, reductions, variants
+from rl_reason.algorithms import reductions
 from rl_reason.base.structs import Array, Batch, call_by_name
+
+# Arrays of a minibatch that functions of the loss may name.
+OF_BATCH = (
+    *("mask_BT", "groups_B", "correct_B", "advantages_BT", "ref_logps_BT"),
+    *("values_BT", "returns_BT"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+  """A term of the loss beside the surrogate; static.
+
+  Micro-batches add up coefficient * sum(weights * values). `loss_terms` has
+  those of the named algorithms. Functions have their keywords bound, and are
+  called with the arrays that their positional parameters name.
+
+  Attributes:
+    name: of its metric, sum(weights * values).
+    value: a function of the arrays of `loss` -> [B, T]. They are 0 where the
+      mask is empty, and in rows of other micro-batches.
+    coef: a constant, or the name of a coefficient in `coefs`; 0: the term is a
+      metric alone.
+    weights: a function of mask_BT, groups_B and correct_B, of all rows of the
+      minibatch -> [B, T]; None: the weights of the surrogate.
+  """
+
+  name: str
+  value: Callable[..., Array]
+  coef: float | str
+  weights: Callable[..., Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """The terms of the loss; static. Functions have their keywords bound.
+  """The loss; static. Functions have their keywords bound.
 
   Attributes:
     surrogate: a function of `surrogates`.
     reduction: a loss aggregation of `reductions`.
-    kl: a KL to the reference: its estimator, one of `kl.ESTIMATORS`, 'full',
-      which is computed over the whole vocabulary, or 'none'.
-    entropy: whether there is an entropy bonus.
-    positive_nll: mu, coefficient of the mean NLL over the tokens of the correct
-      responses of the minibatch (VAPO, arXiv:2504.05118, sec 4.3); 0 for none.
-    observation_nll: the same for the tokens of `variants.observed`.
+    terms: what is added, in this order.
     on_policy: whether the policy that is trained is the one that sampled: its
       own log-probs are then the old ones, and b.old_logps_BT the sampler's.
-    length_alpha: of `variants.length_factor`; 0 for none.
   """
 
   surrogate: Callable[..., tuple[Array, dict[str, Array]]]
   reduction: Callable[..., Array]
-  kl: str = "none"
-  entropy: bool = False
-  positive_nll: float = 0.0
-  observation_nll: float = 0.0
+  terms: tuple[Term, ...] = ()
   on_policy: bool = False
-  length_alpha: float = 0.0
 
 
 def token_weights(o: Objective, b: Batch) -> dict[str, Array]:
   """The weight of each token of a minibatch in each term of the loss.
+
+  One per minibatch: weights of a micro-batch alone would scale a term by the
+  number of micro-batches.
 
   Args:
     o: static.
     b: all rows of the minibatch.
 
   Returns:
-    [B, T] each: `all` (surrogate, KL and entropy), `mean` (means of metrics),
-    and where the term exists `correct` and `observed`.
+    [B, T] each: `all` (of the surrogate), `mean` (means of metrics), and those
+    of terms that have weights of their own, by name.
   """
   mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
-  all_BT = call_by_name(o.reduction, dict(mask_BT=mask_BT, groups_B=b.groups_B))
-  if o.length_alpha:
-    all_BT *= variants.length_factor(mask_BT, o.length_alpha)[:, None]
-  w = dict(all=all_BT, mean=reductions.token_mean(mask_BT, b.groups_B))
-  if o.positive_nll:
-    # One mean over the minibatch: one per micro-batch would scale the term by
-    # their number.
-    correct_BT = mask_BT * b.correct_B[:, None]
-    w["correct"] = reductions.token_mean(correct_BT, b.groups_B)
-  if o.observation_nll:
-    seen_BT = variants.observed(b.mask_BT) * jnp.ones_like(mask_BT)
-    w["observed"] = reductions.token_mean(seen_BT, b.groups_B)
-  return w
+  rows = dict(mask_BT=mask_BT, groups_B=b.groups_B, correct_B=b.correct_B)
+  functions = {x.name: x.weights for x in o.terms if x.weights is not None}
+  functions |= dict(all=o.reduction, mean=reductions.token_mean)
+  return {name: call_by_name(fn, rows) for name, fn in functions.items()}
 
 
 def loss(
@@ -88,49 +102,40 @@ def loss(
     b: the rows of the minibatch; masked positions are 0, and so are all rows
       that are not in the micro-batch.
     w: `token_weights` of the minibatch, 0 where b is.
-    coefs: scalars `kl` and `entropy`, coefficients of those terms; arrays,
-      since they may change from step to step without compiling again.
+    coefs: scalars, the coefficients that terms name; arrays, since they may
+      change from step to step without compiling again.
     full_kl_BT: [B, T] of `kl.full`; None with an estimator.
 
   Returns:
     the loss, and metrics that add up over micro-batches (`*_max`: the maximum
     over them).
   """
-  mask_BT, mean_BT, all_logps_BT = b.mask_BT, w["mean"], logps_BT
+  mask_BT, mean_BT = b.mask_BT, w["mean"]
+  arrays = {x: getattr(b, x) for x in OF_BATCH}
+  arrays |= dict(all_logps_BT=logps_BT, entropy_BT=entropy_BT)
   logps_BT = jnp.where(mask_BT, logps_BT, 0)
-  # On-policy the ratio is exactly 1, and only its gradient matters.
-  old_BT = jax.lax.stop_gradient(logps_BT) if o.on_policy else b.old_logps_BT
+  # On-policy the ratio is exactly 1, and only its gradient matters; the batch
+  # has the log-probs of the sampler.
+  old_BT, sampler_BT = b.old_logps_BT, b.sampler_logps_BT
+  if o.on_policy:
+    old_BT, sampler_BT = jax.lax.stop_gradient(logps_BT), b.old_logps_BT
+  arrays |= dict(logps_BT=logps_BT, old_logps_BT=old_BT)
+  arrays |= dict(sampler_logps_BT=sampler_BT, full_kl_BT=full_kl_BT)
 
-  # The surrogate.
-  inputs = dict(logps_BT=logps_BT, old_logps_BT=old_BT, mask_BT=mask_BT)
-  inputs["advantages_BT"] = b.advantages_BT
-  # Of one on-policy update, b.old_logps_BT are the sampler's.
-  sampler_BT = b.old_logps_BT if o.on_policy else b.sampler_logps_BT
-  inputs["sampler_logps_BT"] = sampler_BT
-  loss_BT, aux = call_by_name(o.surrogate, inputs)
+  loss_BT, aux = call_by_name(o.surrogate, arrays)
   total = jnp.sum(w["all"] * loss_BT)
   metrics = dict(pg_loss=total)
-  log_ratio_BT = logps_BT - old_BT
-
-  # The terms beside it.
-  if o.kl != "none":
-    kl_BT = full_kl_BT
-    if kl_BT is None:
-      kl_BT = kl_lib.estimate(o.kl, logps_BT, b.ref_logps_BT, old_BT)
-    metrics["kl_loss"] = jnp.sum(w["all"] * kl_BT)
-    total += coefs["kl"] * metrics["kl_loss"]
-    if o.on_policy or o.kl == "full":  # else measured before the update
-      metrics["kl/reference"] = jnp.sum(mean_BT * kl_BT)
-  if o.entropy:
-    total -= coefs["entropy"] * jnp.sum(w["all"] * entropy_BT)
-  if o.positive_nll:
-    metrics["nll_loss"] = -jnp.sum(w["correct"] * logps_BT)
-    total += o.positive_nll * metrics["nll_loss"]
-  if o.observation_nll:
-    metrics["observation_loss"] = variants.nll(w["observed"], all_logps_BT)
-    total += o.observation_nll * metrics["observation_loss"]
+  for term in o.terms:
+    weights_BT = w.get(term.name, w["all"])
+    value_BT = call_by_name(term.value, arrays)
+    # Values may be anything where no token counts.
+    value_BT = jnp.where(weights_BT != 0, value_BT, 0)
+    metrics[term.name] = jnp.sum(weights_BT * value_BT)
+    if term.coef:
+      total += coefs.get(term.coef, term.coef) * metrics[term.name]
 
   # Metrics: how far the policy has moved, and how many tokens are clipped.
+  log_ratio_BT = logps_BT - old_BT
   if o.on_policy:
     gap_BT = (b.old_logps_BT - old_BT) * mask_BT
     metrics["rollout/sampler_trainer_kl"] = jnp.sum(mean_BT * gap_BT)

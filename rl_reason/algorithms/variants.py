@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.corrections import truncate
+from rl_reason.algorithms.objective import Term
 from rl_reason.algorithms.reductions import (
     group_max,
     group_sum,
     masked_mean,
+    token_mean,
 )
 from rl_reason.algorithms.rewards import per_token
 from rl_reason.base.structs import (
@@ -286,6 +288,15 @@ def top_share(values_BT: Array, mask_BT: Array, share: float) -> Array:
   return mask_BT & (values_BT >= least)
 
 
+def by_length(
+    mask_BT: Array, groups_B: Array, *, reduction: Callable, alpha: float
+) -> Array:
+  """The weights of a loss aggregation times `length_factor`, [B, T]."""
+  rows = dict(mask_BT=mask_BT, groups_B=groups_B)
+  weights_BT = call_by_name(reduction, rows)
+  return weights_BT * length_factor(mask_BT, alpha)[:, None]
+
+
 def length_factor(mask_BT: Array, alpha: float) -> Array:
   """(|o| / median)^-alpha of each response, a factor on any loss aggregation.
 
@@ -309,6 +320,15 @@ def observed(mask_BT: Array) -> Array:
   return goes_on_BT & ~mask_BT
 
 
-def nll(weights_BT: Array, logps_BT: Array) -> Array:
-  """The NLL of weighted tokens; log-probs elsewhere may be anything."""
-  return -jnp.sum(weights_BT * jnp.where(weights_BT > 0, logps_BT, 0))
+def observation_nll(coef: float) -> Term:
+  """The term of the loss that predicts what environments answer."""
+  return Term("observation_loss", _nll, coef, _of_observed)
+
+
+def _nll(all_logps_BT: Array) -> Array:
+  return -all_logps_BT
+
+
+def _of_observed(mask_BT: Array, groups_B: Array) -> Array:
+  seen_BT = observed(mask_BT > 0) * jnp.ones_like(mask_BT)
+  return token_mean(seen_BT, groups_B)

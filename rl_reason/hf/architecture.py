@@ -306,7 +306,7 @@ def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
   """Returns the fields of a ModelConfig that a checkpoint determines."""
   out = dataclasses.asdict(cfg)
   ours = "dtype", "logits_dtype", "remat", "logprob_chunk", "attention"
-  for name in (*ours, "tokens"):
+  for name in (*ours, "tokens", "router_aux"):
     del out[name]
   return out
 

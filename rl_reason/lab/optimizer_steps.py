@@ -27,7 +27,7 @@ from rl_reason.models import decoder, lora
 from rl_reason.training import packing, step as step_lib
 
 # Arguments of `step.policy_gradient` among those of `step.rl_update`.
-GRADIENT = "cfg", "temperature", "objective", "lora_scale", "router_aux"
+GRADIENT = "cfg", "temperature", "objective", "lora_scale"
 # A step along the gradient, as a share of the norm of all parameters, by which
 # the change of log-probs is measured: rounding (relative 1e-7) and curvature
 # then both change a share by less than about a percent in float32.
@@ -47,7 +47,6 @@ class Learning(NamedTuple):
   temperature: float
   max_kl: float = 0.0
   lora_scale: float = 1.0
-  router_aux: float = 0.0
 
 
 class Tokens(NamedTuple):

@@ -67,6 +67,8 @@ class ModelConfig:
     experts: feed-forward layers to choose from, see `experts`; 0: one for all.
     experts_per_token: chosen experts of a token.
     norm_topk: whether their weights sum to 1.
+    router_aux: coefficient of `experts.loss`, router_aux_loss_coef in
+      transformers; 0: none.
   """
 
   vocab: int
@@ -99,6 +101,7 @@ class ModelConfig:
   experts: int = 0
   experts_per_token: int = 8
   norm_topk: bool = True
+  router_aux: float = 0.0
 
 
 # The weights of a layer that `linear.product` multiplies with.

@@ -202,25 +202,26 @@ def by_layer(record: Array | None, cfg: Any) -> Array | None:
 
 
 def loss(
-    cfg: Any, routing: Routing, packed: Packed, mean_BT: Array, aux: float
-) -> tuple[Array, dict[str, Array]]:
+    cfg: Any, routing: Routing | None, packed: Packed, mean_BT: Array
+) -> tuple[Array | float, dict[str, Array]]:
   """The load-balancing loss of a micro-batch, and metrics of its routing.
 
   Loss and metrics are summed over micro-batches.
 
   Args:
     cfg: of the model.
-    routing: of the forward pass.
+    routing: of the forward pass; None: the model has no experts.
     packed: its tokens.
     mean_BT: weight of each response token in a mean over the minibatch; zeros
       in the rows of other micro-batches.
-    aux: coefficient of the loss, router_aux_loss_coef in transformers; 0: none.
 
   Returns:
-    coefficient times loss, and metrics: router_aux_loss if aux > 0; with a
-    record router_agreement, the share of recorded experts that the routers of
+    cfg.router_aux times loss, and metrics: router_aux_loss unless it is 0; with
+    a record router_agreement, the share of recorded experts that the routers of
     this pass choose too, averaged over layers and response tokens.
   """
+  if routing is None:
+    return 0.0, {}
   metrics, total = {}, jnp.zeros(())
   # With model.remat = "sqrt" the layers are in groups.
   routing = jax.tree.map(
@@ -233,7 +234,7 @@ def loss(
     agree_RL = sequence.join(agree_X.reshape(segments_RL.shape))
     agree_BT = agree_RL.reshape(-1)[packed.source_BT]
     metrics["router_agreement"] = jnp.sum(mean_BT * agree_BT)
-  if aux:
+  if cfg.router_aux:
     used = _used(routing.routes_XK, given)
     copies_RL = segments_RL > 0
     if packed.shared is not None:
@@ -241,7 +242,7 @@ def loss(
     value = balance(used, routing.probs_XE, copies_RL.reshape(-1))
     # Micro-batches are weighted by their response tokens.
     metrics["router_aux_loss"] = value = value * mean_BT.sum()
-    total = aux * value
+    total = cfg.router_aux * value
   return total, metrics
 
 

@@ -5,7 +5,6 @@ sections of the config and returns a function of arrays, which compiles at its
 first call.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ import jax
 
 from rl_reason.algorithms import (
     credit as credit_lib,
+    loss_terms,
     objective as objective_lib,
     process,
     rewards,
@@ -73,20 +73,26 @@ def critic_update(
 
 
 def objective(c, *, on_policy: bool) -> objective_lib.Objective:
-  """The terms of the loss.
-
-  A field of the section `loss` that has the name of a field of `Objective` is
-  its value.
-  """
-  known = {x.name for x in dataclasses.fields(objective_lib.Objective)}
+  """The surrogate, its loss aggregation and the terms of the loss."""
   moved = {x for one in feature.used(c) for x in one.coefs(c)}
-  return objective_lib.Objective(
-      surrogate=functions.bind("surrogate", c.surrogate),
-      reduction=functions.bind("reduction", c.reduction),
+  terms = loss_terms.terms(
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or "entropy" in moved,
+      positive_nll=c.loss.positive_nll,
       on_policy=on_policy,
-      **{name: x for name, x in c.loss.items() if name in known},
+  )
+  reduction = functions.bind("reduction", c.reduction)
+  if alpha := c.loss.length_alpha:
+    reduction = functools.partial(
+        variants.by_length, reduction=reduction, alpha=alpha
+    )
+  if coef := c.loss.observation_nll:
+    terms += (variants.observation_nll(coef),)
+  return objective_lib.Objective(
+      surrogate=functions.bind("surrogate", c.surrogate),
+      reduction=reduction,
+      terms=terms,
+      on_policy=on_policy,
   )
 
 

@@ -1,5 +1,6 @@
 """What learns in each stage, and the optimizer of it."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -29,6 +30,7 @@ def update_settings(
 ) -> dict[str, Any]:
   """The static arguments of `step.rl_update`."""
   tx, _ = optimizer
+  cfg = dataclasses.replace(cfg, router_aux=c.loss.router_aux)
   compare = None
   if c.kl.kind == "full":
     shape = reference_shape(c, cfg)
@@ -40,7 +42,6 @@ def update_settings(
         cfg=cfg,
         coefs=coefs,
         lora_scale=lora_scale(c),
-        router_aux=c.loss.router_aux,
     )
   return dict(
       cfg=cfg,
@@ -51,7 +52,6 @@ def update_settings(
       stream=stream,
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
-      router_aux=c.loss.router_aux,
   )
 
 

@@ -13,7 +13,7 @@ all of them. Where to find the techniques of DAPO and VAPO:
   value pretraining            value.run, before this loop
   decoupled GAE                credit.targets: the critic's lambda is its own
   length-adaptive GAE          advantages.gae_length_adaptive, in credit.assign
-  positive-example LM loss     objective.loss
+  positive-example LM loss     loss_terms.terms, in objective.loss
   group sampling               rollout.group_size, in collect
 """
 

@@ -94,7 +94,8 @@ def run(
   update = supervised.program(
       c,
       functools.partial(
-          supervised.sft_update, cfg=model.cfg, router_aux=c.loss.router_aux
+          supervised.sft_update,
+          cfg=dataclasses.replace(model.cfg, router_aux=c.loss.router_aux),
       ),
       title="SFT",
       table=decoder.table(model.cfg),

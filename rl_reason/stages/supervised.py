@@ -40,17 +40,14 @@ def sft_update(
     *,
     cfg: decoder.ModelConfig,
     tx: optax.GradientTransformation,
-    router_aux: float = 0.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """One step of supervised fine-tuning: mean NLL of the response tokens.
 
-  cfg, tx and router_aux, the coefficient of `experts.loss`, are static; the
-  caller's jit donates the state. Returns the next state, and metrics: loss,
-  grad_norm, update_skipped, and with experts those of `experts.loss`.
+  cfg and tx are static; the caller's jit donates the state. Returns the next
+  state, and metrics: loss, grad_norm, update_skipped, and with experts those of
+  `experts.loss`.
   """
-  grads, metrics = imitation.gradient(
-      state.params, packed, mask_BT, cfg=cfg, router_aux=router_aux
-  )
+  grads, metrics = imitation.gradient(state.params, packed, mask_BT, cfg=cfg)
   state, step_metrics = optimize(state, tx, grads, mask_BT, at=state.step)
   return state.replace(step=state.step + 1), metrics | step_metrics
 

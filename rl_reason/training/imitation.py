@@ -26,7 +26,6 @@ def gradient(
     cfg: decoder.ModelConfig,
     coef: float = 1.0,
     lora_scale: float = 1.0,
-    router_aux: float = 0.0,
 ) -> tuple[Tree, dict[str, Array]]:
   """The gradient of coef times the mean NLL of the response tokens.
 
@@ -38,7 +37,6 @@ def gradient(
     cfg: static.
     coef: static.
     lora_scale: static, alpha / rank.
-    router_aux: static, coefficient of `experts.loss`.
 
   Returns:
     gradients, and metrics: loss, the mean NLL, and those of `experts.loss`.
@@ -48,12 +46,10 @@ def gradient(
   def loss_fn(params, packed, weights_BT):
     joined = lora.join(base, params, lora_scale)
     logps_BT, _, routing = decoder.packed_logps(joined, cfg, packed)
-    loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
+    loss = -jnp.sum(weights_BT * logps_BT)
     total = loss if coef == 1 else coef * loss
-    if routing is not None:
-      aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
-      total += aux
-    return total, dict(loss=loss) | metrics
+    aux, metrics = experts.loss(cfg, routing, packed, weights_BT)
+    return total + aux, dict(loss=loss) | metrics
 
   return accumulate(loss_fn, params, packed, weights_BT)
 

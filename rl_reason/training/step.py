@@ -240,7 +240,6 @@ def policy_gradient(
     objective: Objective,
     compare: Callable | None = None,
     lora_scale: float = 1.0,
-    router_aux: float = 0.0,
 ) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
   """The gradient of the loss of one minibatch, its metrics and token weights.
 
@@ -248,22 +247,18 @@ def policy_gradient(
   """
 
   def loss_fn(params, packed, rows):
-    b, token_weights = rows
-    if base is not None:
-      params = lora.join(base, params, lora_scale)
+    b, w = rows
+    params = lora.join(base, params, lora_scale)
     theirs = params if reference is None else reference
     of_reference = compare and functools.partial(compare, theirs)
     logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
         params, cfg, packed, temperature, of_reference
     )
     loss, metrics = objective_lib.loss(
-        objective, logps_BT, entropy_BT, b, token_weights, coefs, *kl_BT
+        objective, logps_BT, entropy_BT, b, w, coefs, *kl_BT
     )
-    if routing is not None:
-      mean_BT = token_weights["mean"]
-      aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
-      loss, metrics = loss + aux, metrics | more
-    return loss, metrics
+    of_model, more = experts.loss(cfg, routing, packed, w["mean"])
+    return loss + of_model, metrics | more
 
   # Loss aggregation: the weight of each token in the minibatch.
   w = objective_lib.token_weights(objective, b)
@@ -296,7 +291,6 @@ def rl_update(
     stream: Callable | None = None,
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
-    router_aux: float = 0.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
 
@@ -319,7 +313,6 @@ def rl_update(
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
-    router_aux: static, coefficient of `experts.loss`.
 
   Returns:
     the next state, and metrics of `update_metrics.summarize`, with
@@ -335,7 +328,6 @@ def rl_update(
       objective=objective,
       compare=compare,
       lora_scale=lora_scale,
-      router_aux=router_aux,
   )
 
   def minibatch(carry, xs):

@@ -11,6 +11,7 @@ experts. In every step both passes of the trainer are made, with replay and
 without, and compared with the sampler. Writes routing.{json,md}.
 """
 
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -86,9 +87,8 @@ def optimizer(lr: float, schedule: str, total: int):
 def sft_program(steps: int, lr: float):
   """jit: a step of SFT."""
   tx = optimizer(lr, "cosine", steps)
-  update = functools.partial(
-      supervised.sft_update, cfg=CFG, tx=tx, router_aux=1e-3
-  )
+  cfg = dataclasses.replace(CFG, router_aux=1e-3)
+  update = functools.partial(supervised.sft_update, cfg=cfg, tx=tx)
   return tx, jax.jit(update)
 
 
