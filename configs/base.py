@@ -181,6 +181,8 @@ def get_config():
       # VAPO's positive-example LM loss.
       positive_nll=number(0.0, low=0, needs=RL),
       entropy_coef=number(0.0, low=0, needs=RL),  # entropy bonus
+      # Of one's own: 'my_terms:f(x=2)*0.1', docs/algorithms.md.
+      terms=field("", needs=RL),
   )
   c.kl = section(  # to the SFT model, or to kl.reference
       "kl",
@@ -266,6 +268,8 @@ def get_config():
       samples=number(6, low=1),  # responses with the numbers of each token
       ratios=False,  # of tokens after the update, by one more forward pass
       loggers="tensorboard",  # wandb, trackio, module:function; '' is none
+      # Of an RL step, of one's own: 'my_metrics:f(x=2),my_metrics:g'.
+      metrics=field("", needs=RL),
   )
   variants.add(c)
   return c

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,11 +14,23 @@ import tiny_session
 from conftest import ROOT
 
 from rl_reason import api
+from rl_reason.algorithms import objective
 from rl_reason.base import errors, functions
-from rl_reason.checks import config_checks, config_files, traced_functions
+from rl_reason.base.structs import Batch, Rollouts
+from rl_reason.checks import (
+    config_checks,
+    config_files,
+    own_functions,
+    traced_functions,
+)
+from rl_reason.collect import experience
+from rl_reason.monitoring import own_metrics
+from rl_reason.report import charts
+from rl_reason.stages import build_step
+from rl_reason.training import packing, step
 
 PAGE = (ROOT / "docs" / "own_functions.md").read_text()
-CODE, GMPO = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE, GMPO, TERMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -25,11 +38,12 @@ def directory(tmp_path, monkeypatch):
   """A user's directory with the printed file."""
   (tmp_path / "my_advantages.py").write_text(CODE)
   (tmp_path / "my_gmpo.py").write_text(f'"""GMPO."""\n\n{GMPO}')
+  (tmp_path / "my_terms.py").write_text(TERMS)
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   yield tmp_path
-  sys.modules.pop("my_advantages", None)
-  sys.modules.pop("my_gmpo", None)
+  for name in ("my_advantages", "my_gmpo", "my_terms"):
+    sys.modules.pop(name, None)
 
 
 def test_the_examples_pass_the_linter(directory):
@@ -122,6 +136,168 @@ def test_what_a_function_returns_is_known_before_sft(
   with pytest.raises(errors.ConfigError, match=error) as e:
     traced_functions.check(c)
   assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
+
+
+def own_terms():
+  """A config with the terms and the metric of the document."""
+  c = config_files.smoke(importlib.import_module("configs.dapo").get_config())
+  c.loss.terms, c.log.metrics = (
+      re.search(rf"--config\.{field}=([^'\s]+)", PAGE)[1]
+      for field in ("loss.terms", "log.metrics")
+  )
+  return c
+
+
+def test_own_terms_of_the_loss(directory):
+  """By hand; micro-batches of one row each add up to the minibatch.
+
+  Rows of 2 and 1 tokens, the first one correct. Entropies .1, .4 and .2 are .2,
+  0 and .1 below .3, each weighs a third; -log p of the first row is 1 and 3.
+  At half of the run the coefficient of the imitation is .05.
+  """
+  c = own_terms()
+  config_checks.fields(c)
+  traced_functions.check(c)
+  o = build_step.objective(c, on_policy=False)
+  found = build_step.coefficients(c)(dict(kl=0.0, entropy=0.0), 0.5)
+  labels = "my_terms:confidence(least=0.3)", "my_terms:imitation"
+  np.testing.assert_allclose([found[x] for x in labels], [0.01, 0.05])
+  zeros = jnp.zeros((2, 2))
+  b = Batch(
+      groups_B=jnp.array([0, 1]),
+      mask_BT=jnp.array([[1, 1], [1, 0]], bool),
+      advantages_BT=zeros,
+      old_logps_BT=jnp.array([[-1.0, -3], [-2, 0]]),
+      ref_logps_BT=zeros,
+      correct_B=jnp.array([1.0, 0]),
+      staleness_B=jnp.zeros(2, int),
+      values_BT=zeros,
+      returns_BT=zeros,
+  )
+  entropy_BT = jnp.array([[0.1, 0.4], [0.2, jnp.nan]])
+  w = objective.token_weights(o, b)
+
+  def loss(logps_BT, entropy_BT, rows):
+    arrays = packing.zero_others(jnp.array(rows), (b, w))
+    return objective.loss(o, logps_BT, entropy_BT, *arrays, found)
+
+  def add(x, y):
+    return jax.tree.map(jnp.add, x, y)
+
+  gradient = jax.grad(loss, (0, 1), has_aux=True)
+  whole = gradient(b.old_logps_BT, entropy_BT, [True, True])
+  parts = [
+      gradient(b.old_logps_BT, entropy_BT, rows)
+      for rows in ([True, False], [False, True])
+  ]
+  (by_logps_BT, by_entropy_BT), metrics = whole
+  names = [f"loss/{x}/mean" for x in labels]
+  np.testing.assert_allclose([metrics[x] for x in names], [0.1, 2], rtol=1e-6)
+  np.testing.assert_allclose(metrics["loss"], 0.001 + 0.1, rtol=1e-6)
+  np.testing.assert_allclose(by_logps_BT, [[-0.025, -0.025], [0, 0]])
+  third = 0.01 / 3
+  np.testing.assert_allclose(
+      by_entropy_BT, [[-third, 0], [-third, 0]], rtol=1e-6
+  )
+  (grads, of_parts), added = add(*parts), [*names, "loss", "nll_loss"][:3]
+  np.testing.assert_allclose(grads[0], by_logps_BT)
+  np.testing.assert_allclose(grads[1], by_entropy_BT)
+  for name in added:
+    np.testing.assert_allclose(of_parts[name], metrics[name], rtol=1e-6)
+
+
+def test_a_term_without_a_coefficient_is_a_metric(directory):
+  c = own_terms()
+  c.loss.terms = "my_terms:imitation*0"
+  (term,) = build_step.objective(c, on_policy=False).terms
+  assert term.coef == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "error"),
+    [
+        ("loss.terms", "my_terms:confidenc", "did you mean confidence?"),
+        (
+            "loss.terms",
+            "my_terms:confidence(most=1)",
+            "my_terms:confidence.most = 1: my_terms:confidence takes least",
+        ),
+        ("loss.terms", "my_terms:lengths", "takes lengths_B, which does not"),
+        ("loss.terms", "my_terms:imitation*x", "must look like"),
+        ("loss.terms", "my_terms:imitation,my_terms:imitation", "twice"),
+        ("loss.terms", "made_terms:of_values", "set advantage.name = 'gae'"),
+        ("loss.terms", "made_terms:of_reference", "set kl.kind = 'k3'"),
+        ("loss.terms", "made_terms:weighted", "token_weights: takes logps_BT"),
+        ("log.metrics", "my_terms:confidence", "takes entropy_BT, which does"),
+        ("log.metrics", "my_terms:lengths*2", "leave its weight out"),
+        ("log.metrics", "made_terms:of_values", "set advantage.name = 'gae'"),
+    ],
+)
+def test_mistakes_in_own_terms_and_metrics(directory, field, text, error):
+  (directory / "made_terms.py").write_text(
+      "def of_values(values_BT): return values_BT\n"
+      "def of_reference(ref_logps_BT): return ref_logps_BT\n"
+      "def weighted(logps_BT): return logps_BT\n"
+      "weighted.token_weights = weighted\n"
+  )
+  c = own_terms()
+  section, _, name = field.partition(".")
+  c[section][name] = text
+  with pytest.raises(errors.ConfigError, match=re.escape(error)) as e:
+    config_checks.fields(c)
+  assert str(e.value).startswith(f"{field} = {text!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("return x.sum()", "returns (), and must return arrays with the axes"),
+        ("return np.asarray(x)", "raises, when it is traced, TracerArray"),
+    ],
+)
+def test_what_an_own_term_returns_is_known_before_sft(directory, code, error):
+  name = f"made_{abs(hash(code))}"
+  (directory / f"{name}.py").write_text(
+      f"import numpy as np\ndef f(logps_BT):\n  x = logps_BT\n  {code}\n"
+  )
+  c = own_terms()
+  c.loss.terms = f"{name}:f*0.1"
+  with pytest.raises(errors.ConfigError, match=re.escape(error)) as e:
+    traced_functions.check(c)
+  assert str(e.value).startswith(f"loss.terms = '{name}:f': ")
+
+
+def test_own_metrics_are_logged_and_plotted(directory):
+  """Of three rows, the last one is padding; a failure is said once."""
+  rollouts = Rollouts(
+      tokens_BL=np.zeros((3, 4), int),
+      start_B=np.zeros(3, int),
+      ids_B=np.arange(3),
+      mask_BT=np.array([[1, 1], [1, 0], [1, 1]], bool),
+      logps_BT=np.zeros((3, 2)),
+      lengths_B=np.array([2, 1, 2]),
+      truncated_B=np.zeros(3, bool),
+  )
+  rows = experience.graded(rollouts, np.array([0.0, 1, 1]))
+  rows = rows.replace(age_B=np.array([0, 0, -1]))
+  credit = dict(advantages_BT=np.zeros((3, 2)), rewards_B=np.ones(3))
+  functions_ = {x.label: x.function for x in own_functions.metrics(own_terms())}
+  broken = dict(broken=lambda step: 1 / (step - 1), text=lambda step: "x")
+  said = []
+  own = own_metrics.OwnMetrics(functions_ | broken, said.append)
+  batch = step.train_batch(rows, credit)
+  wanted = {"own/my_terms:lengths/all": 2.0, "own/my_terms:lengths/correct": 1}
+  assert own(rows, credit, batch, 1) == wanted
+  assert own(rows, credit, batch, 2) == wanted | {"own/broken": 1.0}
+  assert len(said) == 2 and "broken raised ZeroDivisionError" in said[0]
+  assert set(own_metrics.arrays_of_step(rows, credit, batch, 1)) == {
+      *own_functions.OF_STEP
+  }
+  logged = wanted | {"loss/my_terms:f(x={1})/mean": 0.5}
+  lines = [dict(stage="rl", step=n, **logged) for n in (1, 2)]
+  shown = {x["title"]: x["series"][0]["y"] for x in charts.charts_of(lines)[1]}
+  assert shown["my_terms:lengths/all"] == [2, 2]
+  assert shown["my_terms:f(x={1})"] == [0.5, 0.5]
 
 
 def test_an_advantage_of_parts_of_the_reward(directory):

@@ -6,7 +6,8 @@ sum (`loss`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,7 @@ def loss(
     entropy_BT: Array,
     b: Batch,
     w: dict[str, Array],
-    coefs: dict[str, Array],
+    coefs: Mapping[Any, Array],
     full_kl_BT: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """The terms that a micro-batch contributes to the loss of its minibatch.

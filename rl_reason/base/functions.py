@@ -17,7 +17,7 @@ import pathlib
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.base import declared, own_code
@@ -127,16 +127,27 @@ def check(kind: str, section: Any) -> None:
       arguments are wrong: a line for each.
   """
   known, found = KINDS[kind], signature(kind, section.name)
-  for name in found.inputs:
-    if name not in known.inputs:
-      raise ConfigError(
-          f"{known.field}.name = {section.name!r}: takes {name}, which does not"
-          f" exist{did_you_mean(name, known.inputs) or ';'} there are"
-          f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
-          " after a *",
-          fields=[f"{known.field}.name"],
-      )
+  field = f"{known.field}.name"
+  check_inputs(f"{field} = {section.name!r}", found.inputs, known.inputs, field)
   check_arguments(f"{known.field}.args", section.name, found, section.args)
+
+
+def check_inputs(
+    what: str, inputs: Iterable[str], known: Collection[str], field: str = ""
+) -> None:
+  """Checks the positional parameters of a function; `what` names it.
+
+  Raises:
+    ConfigError: one is none of the known inputs.
+  """
+  for name in inputs:
+    if name not in known:
+      raise ConfigError(
+          f"{what}: takes {name}, which does not exist"
+          f"{did_you_mean(name, known) or ';'} there are {', '.join(known)};"
+          " arguments of your own are keyword-only, after a *",
+          fields=[field],
+      )
 
 
 def check_arguments(

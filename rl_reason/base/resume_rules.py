@@ -27,7 +27,7 @@ def _takes_progress(kind: str, name: str) -> bool:
 
 
 def _moves(terms: str) -> bool:
-  """Whether reward.functions has a weight that moves, as in 'f*0.3..0'."""
+  """Whether a list of functions has a weight that moves, as in 'f*0.3..0'."""
   found = re.findall(r"\*\s*([^,*]+?)\.\.([^,*]+)", terms)
   return any(first.strip() != last.strip() for first, last in found)
 
@@ -38,6 +38,7 @@ PROGRESS: dict[str, Predicate] = {
     "optimizer.schedule": lambda name: name != "constant",
     "critic.schedule": lambda name: name != "constant",
     "reward.functions": _moves,
+    "loss.terms": _moves,
     "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
 } | {
     f"{known.field}.name": functools.partial(_takes_progress, kind)

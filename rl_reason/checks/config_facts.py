@@ -8,6 +8,7 @@ import ml_collections
 
 from rl_reason import environments, tasks, verifiers
 from rl_reason.base import config, feature, functions
+from rl_reason.checks import own_functions
 from rl_reason.data import datasets, known_sets
 from rl_reason.devices import axes
 from rl_reason.tasks import reward_terms
@@ -67,7 +68,8 @@ def has_critic(c) -> bool:
 
 def batch_options(c) -> dict[str, bool]:
   """Keywords of `step.train_batch`, of the policy."""
-  inputs = functions.signature("surrogate", c.surrogate.name).inputs
+  inputs = set(functions.signature("surrogate", c.surrogate.name).inputs)
+  inputs.update(*(x.inputs for x in own_functions.terms(c)))
   # The old log-probs of one on-policy update are the sampler's.
   reads_sampler = "sampler_logps_BT" in inputs and not on_policy(c)
   return dict(mask_truncated=c.loss.mask_truncated, reads_sampler=reads_sampler)

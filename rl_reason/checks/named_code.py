@@ -26,6 +26,8 @@ LIBRARIES = {"site-packages", "dist-packages"}
 # Lists of names, separated by commas.
 LISTS = ("log.loggers", "serve.filter", "data.kind", "data.template")
 KEYED = ("data.kind", "data.template")  # a name may follow a key: math=m:f
+# Functions with arguments and weights, separated by commas.
+TERMS = ("reward.functions", "loss.terms", "log.metrics")
 # Arguments of `rollout.vllm`, which are objects, or modules that are one.
 ENGINE = ("rollout.engine.args.transfer", "rollout.engine.args.held")
 
@@ -47,11 +49,12 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     items = str(fields.get(name, "")).split(",")
     items = [x.rpartition("=")[2] if name in KEYED else x for x in items]
     out[name] = [x.strip() for x in items]
-  out["reward.functions"] = [
-      function
-      for part in reward_terms.parts(str(fields.get("reward.functions", "")))
-      for function in functions_of_term(part)
-  ]
+  for name in TERMS:
+    out[name] = [
+        function
+        for part in reward_terms.parts(str(fields.get(name, "")))
+        for function in functions_of_term(part)
+    ]
   out = {name: [x for x in found if ":" in x] for name, found in out.items()}
   out |= {name: [str(fields[name])] for name in ENGINE if fields.get(name)}
   of_tasks = str(fields.get("evaluate.tasks", "")).split(",")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rl_reason.base import functions, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import config_facts, relations
+from rl_reason.checks import config_facts, own_functions, relations
 from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream
 from rl_reason.tasks import passed_objects, reward_terms
@@ -314,6 +314,20 @@ def loss(c) -> Iterator[Rule]:
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":
     yield "correction.name", "does nothing here: set rl.old_logps = 'trainer'"
+  # Without these fields the arrays are zeros.
+  critic = config_facts.has_critic(c), "advantage.name = 'gae'"
+  estimated = config_facts.estimates_kl(c), "kl.kind = 'k3' and kl.coef"
+  full = c.kl.kind == "full", "kl.kind = 'full'"
+  there = dict(ref_logps_BT=estimated, full_kl_BT=full)
+  there |= dict(values_BT=critic, returns_BT=critic)
+  for field, own in (
+      *(("loss.terms", x) for x in own_functions.terms(c)),
+      *(("log.metrics", x) for x in own_functions.metrics(c)),
+  ):
+    for name in own.inputs:
+      exists, needs = there.get(name, (True, ""))
+      if not exists:
+        yield field, f"{own.label} takes {name}: set {needs}"
 
 
 def phases(c) -> Iterator[Rule]:

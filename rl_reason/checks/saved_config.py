@@ -64,15 +64,16 @@ _ROWS = (
     *("task.name", "evaluate.tasks", "environment.name"),
     *("data.kind", "data.template"),
 )
-_SCORES = ("reward.functions", "log.loggers")
+_LISTS = ("loss.terms", "log.metrics", "log.loggers")
+_SCORES = ("reward.functions", *_LISTS)
 UNUSED = {
     "export": (
         *(x for x in _ALGORITHM if x != "critic.head.name"),
         *(*_ROWS, *_SCORES, "serve.filter"),
     ),
     "serve": (*_ALGORITHM, *_ROWS, *_SCORES),
-    "evaluate": (*_ALGORITHM, "log.loggers", "serve.filter"),
-    "replay": ("log.loggers", "serve.filter"),
+    "evaluate": (*_ALGORITHM, *_LISTS, "serve.filter"),
+    "replay": ("log.metrics", "log.loggers", "serve.filter"),
 }
 REMEDY = (
     "put the module into the working directory or on PYTHONPATH, or give"

@@ -10,7 +10,7 @@ from rl_reason import tasks
 from rl_reason.base import own_code, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
-from rl_reason.checks import config_facts, run_directory
+from rl_reason.checks import config_facts, own_functions, run_directory
 from rl_reason.checks.rules import Faults, line
 from rl_reason.data import datasets, perturbations, templates
 from rl_reason.monitoring import loggers
@@ -66,6 +66,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "rollout.stop_strings": _stop_strings("rollout.stop_strings"),
     "environment.stop_strings": _stop_strings("environment.stop_strings"),
     "reward.functions": _rewards,
+    "loss.terms": own_functions.terms,
+    "log.metrics": own_functions.metrics,
     "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
     "evaluate.perturb": lambda c: perturbations.parse(
         c.evaluate.perturb, c.task.name

@@ -4,6 +4,7 @@ They are compiled with the first RL step. Without this check a function that
 returns another shape would be found only after SFT.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from rl_reason.base import (
     own_code,
 )
 from rl_reason.base.structs import call_by_name
+from rl_reason.checks import own_functions
 from rl_reason.checks.rules import Faults
 
 # Further entries of a surrogate's dict are not read.
@@ -53,28 +55,19 @@ def check(c) -> None:
   sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
   for one in feature.used(c):
     sizes |= one.axes(c)
-  for kind, wanted in RESULTS.items():
-    known = function_kinds.KINDS[kind]
-    section = config_lib.at(c, known.field)
-    if ":" not in section.name:
-      continue
-    function = functions.bind(kind, section)
-    static = dict(correct=1.0, incorrect=-1.0, max_tokens=r.max_tokens)
-    arrays = {
-        name: _abstract(name, sizes)
-        for name in known.inputs
-        if name not in static
-    }
+  static = dict(correct=1.0, incorrect=-1.0, max_tokens=r.max_tokens)
+  for what, function, inputs, wanted, kind in _functions(c):
+    arrays = {x: _abstract(x, sizes) for x in inputs if x not in static}
 
-    def call(arrays, function=function, static=static):
+    def call(arrays, function=function):
       return call_by_name(function, arrays | static)
 
-    text = f"{known.field}.name = {section.name!r}:"
     wants = " or ".join(map(str, wanted))
     try:
       found = jax.eval_shape(call, arrays)
     except Exception as e:  # the user's code may raise anything
-      faults.add([f"{text} raises, when it is traced, {own_code.raised(e)}"])
+      raised = own_code.raised(e)
+      faults.add([f"{what}: raises, when it is traced, {raised}"])
       continue
     if kind == "surrogate" and isinstance(found, tuple) and len(found) == 2:
       read = _SURROGATE[1].keys() & set(found[1])
@@ -89,12 +82,28 @@ def check(c) -> None:
     if shapes not in possible:
       faults.add(
           [
-              f"{text} returns {shapes}, and must return arrays with the axes"
+              f"{what}: returns {shapes}, and must return arrays with the axes"
               f" {wants}, where B = {sizes['B']} and T = {sizes['T']}"
               " (docs/own_functions.md)"
           ]
       )
   faults.end()
+
+
+def _functions(c) -> Iterator[tuple[str, Callable, Any, tuple[Any, ...], str]]:
+  """What names a function of the user, its inputs, results and kind."""
+  for kind, wanted in RESULTS.items():
+    known = function_kinds.KINDS[kind]
+    section = config_lib.at(c, known.field)
+    if ":" in section.name:
+      what = f"{known.field}.name = {section.name!r}"
+      yield what, functions.bind(kind, section), known.inputs, wanted, kind
+  for x in own_functions.terms(c):
+    what = f"loss.terms = {x.label!r}"
+    yield what, x.function, own_functions.OF_LOSS, ("BT", "B1"), "term"
+    if x.weights is not None:
+      inputs = own_functions.OF_WEIGHTS
+      yield f"{what}: token_weights", x.weights, inputs, ("BT",), "weights"
 
 
 def _abstract(name: str, sizes: dict[str, int]) -> Any:

@@ -618,7 +618,9 @@ def credited(
       credit,
       batch,
       minibatches(mesh, batch, plan),
-      sharding.put(mesh, jax.tree.map(np.float32, coefs)),
+      sharding.put(
+          mesh, build_step.coefficients(c)(coefs, state.step / c.rl.steps)
+      ),
   )
 
 

@@ -109,6 +109,7 @@ def step_metrics(
     gamma: float = 1.0,
     verified: bool = True,
     stale: bool = False,
+    own: Callable[..., dict[str, float]] = lambda *_: {},
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """The counters after a step, and its metrics on the host.
 
@@ -126,6 +127,7 @@ def step_metrics(
     gamma: discount per token, of returns.
     verified: whether there is a verifier.
     stale: whether batches are sampled ahead, see `rollout_metrics`.
+    own: `own_metrics.OwnMetrics`; by default there are none.
   """
   generated = int(metrics["tokens/generated"])
   rounds = int(metrics["train/generation_rounds"])
@@ -156,6 +158,7 @@ def step_metrics(
       }
       | counts["failures"]
       | counts["responses"]
+      | own(rows, credit, batch, state.step + 1)
   )
   if not verified:
     metrics = {k: x for k, x in metrics.items() if k not in OF_VERIFIER}

@@ -29,6 +29,11 @@ BEHAVIOURS: dict[str, Any] = dict(
     about="Matches of the task's patterns in sampled responses.",
     unit="per response",
 )
+# Prefixes of metrics of functions of the user -> about their charts.
+OWN = {
+    "loss/": "A term of the loss of your own, before its coefficient.",
+    "own/": "A metric of your own.",
+}
 MAX_POINTS = 400  # of a curve
 COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
@@ -103,6 +108,13 @@ def _sources(
   shown = {k for x in by_stage["rl"] for k in x if k.startswith(BEHAVIOUR)}
   patterns = {k.removeprefix(BEHAVIOUR): f"rl {k}" for k in sorted(shown)}
   known = [*CHARTS, *([BEHAVIOURS | dict(series=patterns)] if shown else [])]
+  for prefix, about in OWN.items():
+    for name in sorted({k for x in by_stage["rl"] for k in x}):
+      if name.startswith(prefix):
+        plain = name.replace("{", "{{").replace("}", "}}")
+        title = name.removeprefix(prefix).removesuffix("/mean")
+        one = dict(title=title, about=about, unit="per step")
+        known.append(one | dict(series={"training": f"rl {plain}"}))
   names = dict.fromkeys(k for x in by_stage["evaluate"] for k in scores(x))
   mean, best = headline(names)
   maj = "".join([name for name in names if name.startswith("maj@")][:1])

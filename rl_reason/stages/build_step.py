@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from rl_reason.algorithms import (
     credit as credit_lib,
@@ -21,7 +22,7 @@ from rl_reason.algorithms import (
 )
 from rl_reason.base import feature, functions
 from rl_reason.base.structs import Array, Experience
-from rl_reason.checks import config_facts
+from rl_reason.checks import config_facts, own_functions
 from rl_reason.collect import dynamic_sampling
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
@@ -88,12 +89,31 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
     )
   if coef := c.loss.observation_nll:
     terms += (variants.observation_nll(coef),)
+  terms += tuple(map(_own_term, own_functions.terms(c)))
   return objective_lib.Objective(
       surrogate=functions.bind("surrogate", c.surrogate),
       reduction=reduction,
       terms=terms,
       on_policy=on_policy,
   )
+
+
+def _own_term(x: own_functions.Own) -> objective_lib.Term:
+  """A term of the user; one whose coefficient is 0 throughout is a metric."""
+  coef: str | float = x.label if x.first or x.last else 0
+  return objective_lib.Term(f"loss/{x.label}/mean", x.function, coef, x.weights)
+
+
+def coefficients(c) -> Callable[[dict[str, float], float], dict[str, Array]]:
+  """(coefs of the state, fraction of RL that is done) -> those of the terms."""
+  own = own_functions.terms(c)
+
+  def of_step(coefs, progress):
+    found = {name: coefs[name] for name in ("kl", "entropy")}
+    found |= {x.label: x.coef(progress) for x in own}
+    return {name: np.float32(x) for name, x in found.items()}
+
+  return of_step
 
 
 def packed_rows(c, mesh: jax.sharding.Mesh) -> int:

@@ -104,7 +104,8 @@ def update_arguments(c, model: Model) -> tuple:
     predicted = slots - 1 if name == "text" else length
     mask = by_row(bool, predicted, rows=more)
     imitated[name] = packed(more, predicted), mask
-  coefs = dict(kl=coef, entropy=coef)
+  names = build_step.coefficients(c)(dict(kl=0, entropy=0), 0.0)
+  coefs = dict.fromkeys(names, coef)
   return state, batch, packed_M, coefs, base, reference, imitated or None
 
 

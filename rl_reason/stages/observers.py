@@ -10,10 +10,14 @@ from rl_reason import tasks
 from rl_reason.algorithms import kl
 from rl_reason.base import feature, functions
 from rl_reason.base.structs import Array, Tree
-from rl_reason.checks import config_facts
+from rl_reason.checks import config_facts, own_functions
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.models import critic, decoder, parameters
-from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
+from rl_reason.monitoring import (
+    own_metrics,
+    resources,
+    step_metrics as step_metrics_lib,
+)
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
@@ -23,9 +27,13 @@ from rl_reason.training import certificate
 
 
 def step_metrics(
-    c, cfg: decoder.ModelConfig, *, on_policy: bool
+    c, cfg: decoder.ModelConfig, display: Display, *, on_policy: bool
 ) -> Callable[..., tuple[dict[str, float], dict[str, Any]]]:
   """`step_metrics.step_metrics` with the keywords of the config bound."""
+  more: dict[str, Any] = {}
+  if own := own_functions.metrics(c):
+    by_label = {x.label: x.function for x in own}
+    more["own"] = own_metrics.OwnMetrics(by_label, display.say)
   return functools.partial(
       step_metrics_lib.step_metrics,
       counter=counter(c, cfg, forward_passes(c, cfg, on_policy=on_policy)),
@@ -34,6 +42,7 @@ def step_metrics(
       gamma=config_facts.discount(c),
       verified=not config_facts.no_verifier(c),
       stale=c.rl.staleness > 0,
+      **more,
   )
 
 

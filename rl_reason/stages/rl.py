@@ -111,6 +111,7 @@ def train(
       c, reward, mesh, display, on_policy=on_policy
   )
   objective = build_step.objective(c, on_policy=on_policy)
+  coefs_of_step = build_step.coefficients(c)
   optimizer = optimizers.of_policy(c, cfg, mesh)
   if update is None:
     update = build_step.policy_update(c, objective, cfg, optimizer, display)
@@ -121,7 +122,7 @@ def train(
         build_step.critic_update(c, critic_cfg, critic_optimizer, display),
         **optimizers.critic_rate(c, c.rl.steps),
     )
-  metrics_of_step = observers.step_metrics(c, cfg, on_policy=on_policy)
+  metrics_of_step = observers.step_metrics(c, cfg, display, on_policy=on_policy)
   # The collector lives on the devices that sample.
   with jax.set_mesh(rollout_engine.mesh):
     collector = collectors.collector(
@@ -314,7 +315,7 @@ def train(
           values_BT=values_BT,
       )
       data_M = minibatches(mesh, batch, plan)
-      coefs = {x: np.float32(state.coefs[x]) for x in ("kl", "entropy")}
+      coefs = coefs_of_step(state.coefs, state.step / total)
       coefs = sharding.put(mesh, coefs)
       clock.lap("host")
       if replay is not None:
