@@ -75,6 +75,17 @@ def get_config():
   c.model = section(
       "model",
       path=path(),  # directory or hub id; the checkpoint decides the shape
+      # Rows of `hf.architecture.FAMILIES` of one's own, module:TABLE.
+      family=field(
+          "",
+          needs="model.path",
+          not_with={
+              "export.precision": "tensors with other names stay as they are",
+              "rollout.engine.name": (
+                  "engines get the names of the package's families"
+              ),
+          },
+      ),
       layers=number(2, low=1),
       width=number(64, low=1),
       heads=number(4, low=1),

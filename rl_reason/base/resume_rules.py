@@ -164,6 +164,7 @@ def is_shape(name: str) -> bool:
   """Whether a checkpoint of model.path decides this field."""
   return name.startswith("model.") and name not in (
       "model.path",
+      "model.family",
       "model.dtype",
       "model.logits_dtype",
       "model.remat",

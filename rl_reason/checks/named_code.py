@@ -24,7 +24,13 @@ from rl_reason.tasks import constitutions, passed_objects, reward_terms
 OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
 # Lists of names, separated by commas.
-LISTS = ("log.loggers", "serve.filter", "data.kind", "data.template")
+LISTS = (
+    "model.family",
+    "log.loggers",
+    "serve.filter",
+    "data.kind",
+    "data.template",
+)
 KEYED = ("data.kind", "data.template")  # a name may follow a key: math=m:f
 # Functions with arguments and weights, separated by commas.
 TERMS = ("reward.functions", "loss.terms", "log.metrics")

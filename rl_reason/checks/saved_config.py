@@ -114,6 +114,8 @@ def read(
     return _for_replay(config, workdir, given)
   config_lib.override(config, given)
   config_lib.expand(config)
+  _require(config, "model.family")
+  text_rules.add_family(config)
   config_checks.bounds(config, given)
   _check_places(config, fields, given)
   if stage == "evaluate":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import own_code, phase_plan
+from rl_reason.base import functions, own_code, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
 from rl_reason.checks import config_facts, own_functions, run_directory
@@ -28,6 +28,14 @@ def _rewards(c) -> None:
   for term in reward_terms.terms(c.reward.functions):
     if not reward_terms.is_model(term.name):
       reward_terms.find(term.name)
+
+
+def add_family(c) -> None:
+  """Adds the families of models of the user."""
+  if c.model.family:
+    from rl_reason.hf import architecture  # imports JAX
+
+    architecture.add(c.model.family, functions.load(c.model.family))
 
 
 def _samples(name: str) -> Callable[[Any], Any]:
@@ -66,6 +74,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "rollout.stop_strings": _stop_strings("rollout.stop_strings"),
     "environment.stop_strings": _stop_strings("environment.stop_strings"),
     "reward.functions": _rewards,
+    "model.family": add_family,
     "loss.terms": own_functions.terms,
     "log.metrics": own_functions.metrics,
     "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),

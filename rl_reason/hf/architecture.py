@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from rl_reason.base.errors import ConfigError
@@ -20,6 +21,8 @@ CRITICS = (TOKEN_CLASSIFIER, SEQUENCE_CLASSIFIER)
 class Family(NamedTuple):
   """Properties of a model_type that its config.json does not contain.
 
+  A row of `FAMILIES`; `model.family` adds rows of the user.
+
   Attributes:
     name: prefix of the classes of transformers.
     qkv_bias, o_bias, mlp_bias, window: whether there are biases and a sliding
@@ -28,6 +31,10 @@ class Family(NamedTuple):
     head_dim: default value; None for hidden_size / num_attention_heads.
     even: whether the number of heads must divide hidden_size.
     experts: whether feed-forward layers are mixtures of experts.
+    mlp: field with the width of the feed-forward layer, or of an expert.
+    norm_topk: whether the weights of a token's experts sum to 1: as above.
+    modules: parameters of `decoder.table` -> modules of transformers, where
+      they are not those of `tensor_names`; {} stands for the expert.
   """
 
   name: str
@@ -39,6 +46,9 @@ class Family(NamedTuple):
   head_dim: int | None = None
   even: bool = False
   experts: bool = False
+  mlp: str = "intermediate_size"
+  norm_topk: str | bool = "norm_topk_prob"
+  modules: Mapping[str, str] = {}
 
 
 # The number of experts in transformers 4 and 5.
@@ -52,9 +62,16 @@ FAMILIES = {
     ),
     "mistral": Family("Mistral", window=True),
     "qwen3_moe": Family(
-        "Qwen3Moe", BIAS, BIAS, window=WINDOW, qk_norm=True, experts=True
+        "Qwen3Moe",
+        BIAS,
+        BIAS,
+        window=WINDOW,
+        qk_norm=True,
+        experts=True,
+        mlp="moe_intermediate_size",
     ),
 }
+_OWN = frozenset(FAMILIES)
 # Fields that change the computation -> supported values.
 SUPPORTED = {
     "hidden_act": ("silu", None),
@@ -93,7 +110,32 @@ def _refuse(name: str, value: Any, remedy: str) -> NoReturn:
   raise CheckpointError(f"{CONFIG}: {name} = {value!r}: {remedy}")
 
 
-def _family(config: dict[str, Any]) -> Family:
+def add(name: str, families: Any) -> None:
+  """Adds rows of the user to `FAMILIES`, for this process.
+
+  Args:
+    name: of the table, for errors.
+    families: model_type -> `Family`.
+
+  Raises:
+    ValueError: it is another object, or changes a row of the package.
+  """
+  rows = families if isinstance(families, Mapping) and families else {"": None}
+  for kind, row in rows.items():
+    if not isinstance(kind, str) or not isinstance(row, Family):
+      raise ValueError(
+          f"{name} must be a dict: model_type of config.json ->"
+          " rl_reason.hf.architecture.Family"
+      )
+    if kind in _OWN:
+      raise ValueError(
+          f"{name}: the package reads model_type {kind!r} itself: remove it"
+      )
+  FAMILIES.update(families)
+
+
+def family_of(config: dict[str, Any]) -> Family:
+  """The row of `FAMILIES` of a config.json."""
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in FAMILIES:
     _refuse("model_type", kind, f"must be one of {', '.join(FAMILIES)}")
@@ -102,7 +144,7 @@ def _family(config: dict[str, Any]) -> Family:
 
 def class_name(config: dict[str, Any], head: str) -> str:
   """Returns the class of transformers for a config.json and a head."""
-  return f"{_family(config).name}For{head}"
+  return f"{family_of(config).name}For{head}"
 
 
 def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
@@ -159,7 +201,7 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
         "quantized weights are not read: give the model before quantization"
         " (--stage=export writes it with export.precision = 'same')",
     )
-  family = _family(config)
+  family = family_of(config)
   width = _count(config, "hidden_size")
   num_heads = _count(config, "num_attention_heads")
   kv_heads = _count(config, "num_key_value_heads", num_heads)
@@ -175,13 +217,12 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
     _refuse("head_dim", head_dim, "must be even, for rotary positions")
   if not _is_number(eps) or eps < 0:
     _refuse("rms_norm_eps", eps, "must be a number, 0 or more")
-  mlp, mixture = "intermediate_size", dict[str, Any]()
+  mixture = dict[str, Any]()
   if family.experts:
-    mlp = "moe_intermediate_size"
     mixture = dict(
         experts=_count(config, NUM[NUM[0] not in config]),
         experts_per_token=_count(config, "num_experts_per_tok"),
-        norm_topk=_flag(config, "norm_topk_prob"),
+        norm_topk=_flag(config, family.norm_topk),
     )
     if mixture["experts_per_token"] > mixture["experts"]:
       remedy = f"must not exceed num_experts = {mixture['experts']}"
@@ -193,7 +234,7 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
       heads=num_heads,
       kv_heads=kv_heads,
       head_dim=head_dim,
-      mlp=_count(config, mlp),
+      mlp=_count(config, family.mlp),
       norm_eps=float(eps),
       qkv_bias=_flag(config, family.qkv_bias),
       o_bias=_flag(config, family.o_bias),
@@ -297,7 +338,7 @@ def context(config: dict[str, Any]) -> int:
   if rope.get("rope_type") == "yarn":
     extended = int(rope["rope_context"] * rope["rope_factor"])
     positions = max(positions, extended)
-  if not _flag(config, _family(config).window):
+  if not _flag(config, family_of(config).window):
     return positions
   return min(positions, _count(config, "sliding_window", sys.maxsize))
 
@@ -340,11 +381,11 @@ def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
         config[field] = getattr(cfg, name)
     if family.experts:
       config |= dict(
-          num_experts=cfg.experts,
-          num_experts_per_tok=cfg.experts_per_token,
-          moe_intermediate_size=cfg.mlp,
-          norm_topk_prob=cfg.norm_topk,
+          num_experts=cfg.experts, num_experts_per_tok=cfg.experts_per_token
       )
+      config[family.mlp] = cfg.mlp
+      if isinstance(family.norm_topk, str):
+        config[family.norm_topk] = cfg.norm_topk
     with contextlib.suppress(CheckpointError):
       if fields(read(config)) == fields(cfg):  # the family represents it
         return config

@@ -17,11 +17,10 @@ from rl_reason.hf import architecture, model_files
 from rl_reason.hf.architecture import CONFIG
 from rl_reason.hf.model_files import CheckpointError, Tensor
 from rl_reason.hf.tensor_names import (
-    EMBED,
-    LM_HEAD,
     SCORE,
     SCORE_BIAS,
     Placement,
+    outer,
     placements,
 )
 from rl_reason.models import decoder, parameters
@@ -97,13 +96,15 @@ def find(
           f"{CONFIG}: {counted} = {least}: the files have only"
           f" {len(found)} tensors; does the config belong to these files?"
       )
-    expected = placements(table(cfg))
+    modules = architecture.family_of(config).modules
+    expected = placements(table(cfg), modules)
     is_critic = SCORE in expected
     heads = architecture.CRITICS if is_critic else (architecture.CAUSAL_LM,)
     head = architecture.check(config, heads)
     if head == architecture.SEQUENCE_CLASSIFIER:
       del expected[SCORE_BIAS]  # absent in transformers; here it stays 0
-    tensors = _match(found, expected, cfg.tied)
+    copy = outer("head", modules), outer("embed", modules)
+    tensors = _match(found, expected, copy if cfg.tied else ())
   except (CheckpointError, OSError) as e:
     raise ConfigError(f"{label}: {one_line(e)[:MAX_MESSAGE]}") from None
   return Source(label, path, config, cfg, context, tensors, head)
@@ -150,9 +151,14 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
 
 
 def _match(
-    found: dict[str, Tensor], expected: dict[str, Placement], tied: bool
+    found: dict[str, Tensor],
+    expected: dict[str, Placement],
+    copy: tuple[str, ...],
 ) -> dict[str, Tensor]:
-  """Returns the expected tensors; refuses missing and unused ones."""
+  """Returns the expected tensors; refuses missing and unused ones.
+
+  `copy` are the names of the LM head and the embedding if they are one.
+  """
   missing = [name for name in expected if name not in found]
   if missing:
     rest = f", and {len(missing) - 1} more" if missing[1:] else ""
@@ -169,11 +175,11 @@ def _match(
             f" {list(expected[name].shape)}; does {CONFIG} belong to these"
             " files?"
         )
-    elif name == LM_HEAD and tied:  # a second copy of the embedding
-      if not np.array_equal(tensor.read(), found[EMBED].read()):
+    elif name in copy:  # the LM head, a second copy of the embedding
+      if not np.array_equal(tensor.read(), found[copy[1]].read()):
         raise CheckpointError(
-            f"{CONFIG}: tie_word_embeddings = True: {LM_HEAD} differs from"
-            f" {EMBED}; set it to false"
+            f"{CONFIG}: tie_word_embeddings = True: {name} differs from"
+            f" {copy[1]}; set it to false"
         )
     elif IGNORED.search(name):
       continue
@@ -208,7 +214,8 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   ]
   zeros = lambda: [jnp.zeros(row.shape) for row in rows]  # noqa: E731
   params = jax.jit(zeros, out_shardings=shardings)()
-  for name, place in placements(table).items():
+  modules = architecture.family_of(source.config).modules
+  for name, place in placements(table, modules).items():
     if name not in source.tensors:
       continue  # the bias of a sequence classifier, which has none
     i, index = place.param, tuple(map(np.int32, place.at))

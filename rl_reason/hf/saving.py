@@ -16,11 +16,10 @@ from rl_reason.devices import sharding
 from rl_reason.hf import architecture, loading, model_files, quantization
 from rl_reason.hf.architecture import SEQUENCE_CLASSIFIER
 from rl_reason.hf.tensor_names import (
-    EMBED,
-    LM_HEAD,
     SCORE,
     SCORE_BIAS,
     Placement,
+    outer,
     placements,
 )
 from rl_reason.models import decoder
@@ -71,15 +70,18 @@ def save(
       finite in its dtype, or the shape has no groups of 'int4'.
   """
   scheme = quantization.scheme(cfg, precision)
-  places, leaves = placements(table), jax.tree.leaves(params)
+  config = source.config if source else architecture.write(cfg, context)
+  modules = architecture.family_of(config).modules
+  places, leaves = placements(table, modules), jax.tree.leaves(params)
+  embed, lm_head = outer("embed", modules), outer("head", modules)
   if not head:
     is_critic = SCORE in places
     head = architecture.CRITICS[0] if is_critic else architecture.CAUSAL_LM
   if head == SEQUENCE_CLASSIFIER:
     _drop_bias(leaves, places)
   tensors = source.tensors if source else {}
-  if LM_HEAD in tensors and cfg.tied and SCORE not in places:
-    places[LM_HEAD] = places[EMBED]  # as in the source
+  if lm_head in tensors and cfg.tied and SCORE not in places:
+    places[lm_head] = places[embed]  # as in the source
   same = precision == "same"
   dtypes = dict.fromkeys(places, np.dtype("float32" if same else "bfloat16"))
   for name in places.keys() & tensors.keys() if same else ():
@@ -95,9 +97,8 @@ def save(
     else:
       sizes[name] = math.prod(place.shape) * dtypes[name].itemsize
 
-  config = source.config if source else architecture.write(cfg, context)
   dtype = config.get("dtype") or config.get("torch_dtype")
-  dtype = (same and dtype) or dtypes[EMBED].name
+  dtype = (same and dtype) or dtypes[embed].name
   config = config | architecture.rope_fields(cfg)
   config |= dict(dtype=dtype, torch_dtype=dtype)  # transformers 5 and 4
   config["architectures"] = [architecture.class_name(config, head)]

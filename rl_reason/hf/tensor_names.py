@@ -4,7 +4,7 @@ Parameters of layers are stacked here, and separate tensors in the files.
 Matrices are [in, out] here, and [out, in] in the files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -25,15 +25,16 @@ MODULES = {
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
     "router": "mlp.gate",
 }
-EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EXPERTS = {x: f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
+NO_OTHERS: Mapping[str, str] = {}
 SCORE, SCORE_BIAS = "score.weight", "score.bias"
 # Other parameters -> tensor. A value head is stored as the head of a token
 # classifier with one label per output; transformers has no counterpart of the
 # gates of a gated value head.
 REST = {
-    "embed": EMBED,
+    "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
-    "head": LM_HEAD,
+    "head": "lm_head.weight",
     "value_head.value": SCORE,
     "value_head.bias": SCORE_BIAS,
     "value_head.gate": "score_gate.weight",
@@ -57,8 +58,19 @@ class Placement(NamedTuple):
   transposed: bool
 
 
-def placements(table: Tree) -> dict[str, Placement]:
-  """Maps tensor names of a network to parts of parameters, in file order."""
+def outer(name: str, modules: Mapping[str, str] = NO_OTHERS) -> str:
+  """The tensor of a parameter outside of layers."""
+  return f"{modules[name]}.weight" if name in modules else REST[name]
+
+
+def placements(
+    table: Tree, modules: Mapping[str, str] = NO_OTHERS
+) -> dict[str, Placement]:
+  """Maps tensor names of a network to parts of parameters, in file order.
+
+  `modules` are of `architecture.Family`; "layers" is the prefix of a layer.
+  """
+  layer_of = modules.get("layers", "model.layers.{}")
   rows, _ = jax.tree_util.tree_flatten_with_path(
       table, is_leaf=parameters.is_param
   )
@@ -66,27 +78,27 @@ def placements(table: Tree) -> dict[str, Placement]:
   for i, (path, row) in enumerate(rows):
     name = ".".join(k.key for k in path).removeprefix("trunk.")
     stacked = name.startswith("layers.")
-    outer = stacked + (AXIS in row.axes)
-    shape, axes = row.shape[outer:], row.axes[outer:]
+    stacks = stacked + (AXIS in row.axes)
+    shape, axes = row.shape[stacks:], row.axes[stacks:]
     # Linear layers of PyTorch are [out, in]; embeddings have one layout.
     transposed = len(shape) == 2 and name != "embed"
     if transposed:
       shape, axes = shape[::-1], axes[::-1]
     if stacked:
       name = name.removeprefix("layers.")
-      module = MODULES[name.removesuffix("_bias")]
+      known = {**MODULES, **(EXPERTS if stacks > 1 else {}), **modules}
+      module = known[name.removesuffix("_bias")]
       suffix = f"{module}.{'bias' if name.endswith('_bias') else 'weight'}"
       # Layers and experts are stacked here, and separate tensors in the files.
-      for at in np.ndindex(row.shape[:outer]):
+      for at in np.ndindex(row.shape[:stacks]):
         layer, *expert = at
-        of = "".join(f"mlp.experts.{x}." for x in expert) or "mlp."
         place = Placement(i, at, shape, axes, transposed)
-        layers[layer, suffix.replace("mlp.", of)] = place
+        layers[layer, suffix.format(*expert)] = place
     else:
       part = first if name == "embed" else last
-      part[REST[name]] = Placement(i, (), shape, axes, transposed)
+      part[outer(name, modules)] = Placement(i, (), shape, axes, transposed)
   in_order = sorted(layers, key=lambda key: key[0])
-  middle = {f"model.layers.{i}.{x}": layers[i, x] for i, x in in_order}
+  middle = {f"{layer_of.format(i)}.{x}": layers[i, x] for i, x in in_order}
   return first | middle | last
 
 

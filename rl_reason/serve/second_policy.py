@@ -104,7 +104,7 @@ def _of_run(
   theirs = saved_config.recorded(workdir)
   where = f"serve.beside = {workdir}"
   here = config_lib.flat(c)
-  del here["model.path"]  # its shape counts
+  del here["model.path"], here["model.family"]  # their shape counts
   trained_parameters.require_equal(
       where, here, config_lib.flat(theirs), ("model.", "task.name")
   )

@@ -79,7 +79,7 @@ def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
     vocab: rows of the embedding.
     tokens: number of tokens of the tokenizer, at most `vocab`.
   """
-  shape = {k: x for k, x in c.model.items() if k != "path"}
+  shape = {k: x for k, x in c.model.items() if k not in ("path", "family")}
   shape["attention"], _ = attention_backend(c)
   return decoder.ModelConfig(vocab=vocab, tokens=tokens, **shape)
 

@@ -5,12 +5,14 @@ Needs the extra `parity`; skipped without it.
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
 import padded
 import pytest
 import tiny
+from conftest import ROOT
 
 from rl_reason import hf
 from rl_reason.base.structs import Prompts
@@ -57,7 +59,22 @@ def rotary(**scaling):
 EXPERTS = HEADS | dict(
     head_dim=12, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20
 )
+# The example of the documentation.
+TABLE: dict = {}
+exec(
+    re.search(
+        r'```python\n("""Families .*?)```',
+        (ROOT / "docs" / "evaluation.md").read_text(),
+        re.DOTALL,
+    )[1],
+    TABLE,
+)
+hf.architecture.add("my_families:TABLE", TABLE["TABLE"])
 MODELS = {
+    "mixtral": (
+        "Mixtral",
+        HEADS | dict(head_dim=12, num_local_experts=6, num_experts_per_tok=2),
+    ),
     "qwen2-tied": ("Qwen2", HEADS | dict(tie_word_embeddings=True)),
     "qwen2-untied": ("Qwen2", dict(num_attention_heads=5)),
     "qwen3": ("Qwen3", HEADS | dict(head_dim=12, tie_word_embeddings=True)),
