@@ -207,7 +207,8 @@ def test_what_no_value_would_satisfy_is_told(lines):
         (
             {"model.path": "other_kind"},
             "model.path = 'other_kind': config.json: model_type = 'gpt2': must"
-            " be one of llama, qwen2, qwen3, mistral, qwen3_moe",
+            " be one of llama, qwen2, qwen3, mistral, qwen3_moe; model.family"
+            " adds one",
         ),
         (
             {"model.path": "no_tokenizer"},

@@ -138,7 +138,8 @@ def family_of(config: dict[str, Any]) -> Family:
   """The row of `FAMILIES` of a config.json."""
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in FAMILIES:
-    _refuse("model_type", kind, f"must be one of {', '.join(FAMILIES)}")
+    known = ", ".join(FAMILIES)
+    _refuse("model_type", kind, f"must be one of {known}; model.family adds one")
   return FAMILIES[kind]
 
 
