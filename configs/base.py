@@ -75,7 +75,7 @@ def get_config():
   c.model = section(
       "model",
       path=path(),  # directory or hub id; the checkpoint decides the shape
-      # Rows of `hf.architecture.FAMILIES` of one's own, module:TABLE.
+      # A table of families of one's own, module:TABLE.
       family=field(
           "",
           needs="model.path",
@@ -192,7 +192,7 @@ def get_config():
       # VAPO's positive-example LM loss.
       positive_nll=number(0.0, low=0, needs=RL),
       entropy_coef=number(0.0, low=0, needs=RL),  # entropy bonus
-      # Of one's own: 'my_terms:f(x=2)*0.1', docs/algorithms.md.
+      # Of one's own: 'my_terms:f(x=2)*0.1', docs/own_functions.md.
       terms=field("", needs=RL),
   )
   c.kl = section(  # to the SFT model, or to kl.reference

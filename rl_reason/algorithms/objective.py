@@ -127,13 +127,14 @@ def loss(
   total = jnp.sum(w["all"] * loss_BT)
   metrics = dict(pg_loss=total)
   for term in o.terms:
-    weights_BT = w.get(term.name, w["all"])
+    weights_BT: Any = w.get(term.name, w["all"])
     value_BT = call_by_name(term.value, arrays)
     # Values may be anything where no token counts.
     value_BT = jnp.where(weights_BT != 0, value_BT, 0)
     metrics[term.name] = jnp.sum(weights_BT * value_BT)
     if term.coef:
-      total += coefs.get(term.coef, term.coef) * metrics[term.name]
+      coef: Any = coefs.get(term.coef, term.coef)
+      total += coef * metrics[term.name]
 
   # Metrics: how far the policy has moved, and how many tokens are clipped.
   log_ratio_BT = logps_BT - old_BT

@@ -139,7 +139,9 @@ def family_of(config: dict[str, Any]) -> Family:
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in FAMILIES:
     known = ", ".join(FAMILIES)
-    _refuse("model_type", kind, f"must be one of {known}; model.family adds one")
+    _refuse(
+        "model_type", kind, f"must be one of {known}; model.family adds one"
+    )
   return FAMILIES[kind]
 
 

@@ -248,7 +248,8 @@ def policy_gradient(
 
   def loss_fn(params, packed, rows):
     b, w = rows
-    params = lora.join(base, params, lora_scale)
+    if base is not None:
+      params = lora.join(base, params, lora_scale)
     theirs = params if reference is None else reference
     of_reference = compare and functools.partial(compare, theirs)
     logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(

@@ -1,4 +1,4 @@
-"""A run with terms of the loss and metrics of the user: docs/own_functions.md."""
+"""A run with terms and metrics of the user: docs/own_functions.md."""
 
 import json
 import re
