@@ -95,7 +95,7 @@ setuptools.setup(
         ],
         "gguf": GGUF,
         "serve": SERVE,
-        "dev": ["cosmic-ray>=8.7", "uv>=0.9"],  # bench/mutation.py, .ci/lock
+        "dev": ["cosmic-ray>=8.7", "uv>=0.9"],  # mutants, .ci/lock
         "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md
         "docs": [  # mkdocs serve
             "mkdocs>=1.6,<2",

@@ -18,7 +18,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench import cards, report_picture, results, seeds, tables
+from bench import results, tables
+from bench.tools import cards, report_picture
+from bench.training import seeds
 from rl_reason.lab import ablation_pages
 from rl_reason.report import figures, rendering
 
@@ -26,8 +28,8 @@ from rl_reason.report import figures, rendering
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
 # Modules that have a page, and its data.
 OTHERS = {
-    "bench.attacks": "bench_attacks",
-    "bench.bands": "band_runs",
+    "bench.serving.attacks": "bench_attacks",
+    "bench.training.bands": "band_runs",
     "bench.real": "bench_real",
     "studies.table.run": "table",
 }
@@ -53,7 +55,12 @@ class Page(NamedTuple):
 def pages() -> Iterator[Page]:
   """The pages of all benchmarks and ablations."""
   commands = dict(OTHERS)
-  for pattern in ("bench/*.py", "conformance/run.py", "studies/*/run.py"):
+  for pattern in (
+      "bench/*.py",
+      "bench/*/*.py",
+      "conformance/run.py",
+      "studies/*/run.py",
+  ):
     for path in sorted(results.ROOT.glob(pattern)):
       if found := _MAIN.search(path.read_text()):
         parts = path.relative_to(results.ROOT).with_suffix("").parts
@@ -65,7 +72,7 @@ def pages() -> Iterator[Page]:
       more = (getattr(module, x, None) for x in ("figure", "interactive"))
       yield Page(name, module.page, *more)
   for module in TABLES:
-    found = importlib.import_module(f"bench.{module}")
+    found = importlib.import_module(f"bench.libraries.{module}")
     columns = getattr(found, "COLUMNS", tables.COLUMNS)
     page = functools.partial(tables.page, found.TABLE, columns=columns)
     yield Page(f"bench_{module}", page)

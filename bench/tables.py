@@ -18,7 +18,8 @@ class Table:
   """One table: a task of the workers at some sizes.
 
   Attributes:
-    name: name of the module and, after 'bench_', of the files in results/.
+    name: of the module in bench/libraries/, and of the files in results/ after
+      'bench_'.
     title: title of the page.
     about: what is compared, and how.
     task: task of the workers.
@@ -105,7 +106,8 @@ def sweep_page(result: dict) -> list[str]:
   """Returns the lines of results/bench_sweep.md."""
   lines = ["# Options of the sweep", ""]
   lines += [
-      "Made by `python -m bench.TABLE --sweep`; a table uses the fastest."
+      "Made by `python -m bench.libraries.TABLE --sweep`; a table uses the"
+      " fastest."
   ]
   lines += ["", "| | options | seconds | minimum to maximum | peak MiB |"]
   lines += ["|---|---|---|---|---|"]
@@ -160,7 +162,7 @@ def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
         tokens=sum(jobs["ours"]["limits"]),
         systems=systems,
     )
-  command = [f"python -m bench.{table.name}"]
+  command = [f"python -m bench.libraries.{table.name}"]
   command += [f"--peer={name}" for name in flags.peer]
   command += [f"--dims={flags.dims}", f"--dtype={flags.dtype}"]
   return dict(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import bands as bench_bands, results
+from bench import results
+from bench.training import bands as bench_bands
 from rl_reason.base import config as config_lib
 from rl_reason.checks import config_checks
 from rl_reason.monitoring import bands, health
@@ -33,7 +34,7 @@ def at_root(monkeypatch):
 def test_the_file_is_what_the_committed_results_give(at_root):
   found = bench_bands.measure()["configs"]
   known = bands.recorded()["configs"]
-  for name in found | known:  # else: python -m bench.bands
+  for name in found | known:  # else: python -m bench.training.bands
     for key in ("seeds", "source", "metrics"):
       assert json.loads(json.dumps(found[name][key])) == known[name][key], name
 

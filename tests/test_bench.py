@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import (
-    collectives,
-    gpu,
-    harness,
-    memory,
-    pipeline,
-    results,
-    rl_step,
-    rollout,
-    tables,
-    update,
-)
+from bench import harness, results, tables
+from bench.libraries import memory, rl_step, rollout, update
+from bench.libraries.memory import collectives
+from bench.speed import gpu
 from rl_reason.models import decoder
 
 EVEN = harness.Size(16, 6, 12, tail=False, group=4)
@@ -96,7 +88,7 @@ def test_peers_take_part_without_their_libraries():
     compile(text, name, "exec")
     read = set(re.findall(r"job\[\"(\w+)\"\]", text))
     jobs = set(harness.job("update", EVEN, "tiny", "float32", {}))
-    assert read <= jobs | {"products", "attention"}  # of bench.products
+    assert read <= jobs | {"products", "attention"}  # of studies.products.run
     assert "rl_reason" not in text  # it is not installed there
 
 
@@ -170,13 +162,3 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
       ("reduce-scatter", 16 * 4, 1),
       ("all-reduce", 4 * 4, 1),
   ]
-
-
-def test_bubbles_by_hand():
-  # 100 layers of 10 parameters, 20 in each of the two matrices of tokens.
-  found = pipeline.pipeline(1040, 20, 100, devices=64, stages=4)
-  assert found["micro"] == 2**21 // (8192 * 64 // (4 * 4))
-  assert found["bubble"] == 3 / 67 and found["uneven"] == 2 / 27
-  assert found["idle"] == pytest.approx(1 - 64 / 67 * 25 / 27)
-  # 8 bytes a parameter; 8 operations for each of its tokens.
-  assert pipeline.gathering(2.0, 1.0, 100) == 0.01

@@ -2,7 +2,8 @@
 
 from conftest import data_of_page
 
-from bench import cards, results
+from bench import results
+from bench.tools import cards
 from rl_reason.base import functions
 
 
@@ -11,7 +12,7 @@ def test_every_surrogate_has_a_card_with_its_keywords():
   for name, card in cards.CARDS.items():
     takes = functions.signature("surrogate", name).arguments
     assert set(card["sliders"]) == set(takes) - {"log_ratio_max"}
-  data = data_of_page(cards.page(), "cards", results.ROOT / "bench")
+  data = data_of_page(cards.page(), "cards", results.ROOT / "bench" / "tools")
   found = {card["name"]: card["settings"] for card in data["cards"]}
   assert found["ppo"]["dapo.py"] == dict(
       clip_low=0.2, clip_high=0.28, dual_clip=10.0

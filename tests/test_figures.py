@@ -8,7 +8,9 @@ import re
 import pytest
 from conftest import ROOT
 
-from bench import pages, report_picture, results, seeds
+from bench import pages, results
+from bench.tools import report_picture
+from bench.training import seeds
 from rl_reason.lab import ablation_pages, comparison
 from rl_reason.report import figures, page, rendering
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from bench import first_run
+from bench.training import first_run
 from rl_reason.checks import config_checks, machine_checks
 from rl_reason.data import datasets
 from rl_reason.lab import memory_formula, model_shapes, size as size_stage

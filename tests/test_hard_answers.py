@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bench import hard_answers
+from bench.verifiers import hard_answers
 from rl_reason.verifiers import lenient_match, math
 
 PAIRS = hard_answers.pairs()

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from tiny_serve import make_engine
 
-from bench import attacks
+from bench.serving import attacks
 from rl_reason.base import errors
 from rl_reason.checks import config_files
 from rl_reason.monitoring.display import Display
@@ -94,7 +94,7 @@ def ask(address, body, connection=http.client.HTTPConnection, **options):
 
 @pytest.mark.slow
 def test_no_request_silences_health(tmp_path):
-  """Each attack of `bench.attacks`; an honest request is answered after it."""
+  """Each attack; an honest request is answered after it."""
   found = attacks.attacks(most=MOST, limit=tiny.P, open_=64)
   # Without those whose first request compiles for seconds.
   found = [x for x in found if "alternatives" not in x.name]

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from bench import results, speedrun
+from bench import results
+from bench.training import speedrun
 from rl_reason.base import config as config_lib
 from rl_reason.checks import config_checks
 

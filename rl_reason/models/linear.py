@@ -92,7 +92,7 @@ def _times_backward(saved, grad):
   tall = w.shape[0] > w.shape[1]
   if tall and jax.default_backend() == "cpu":
     # XLA's CPU backend computes a wide gradient 1.3 times as fast as a tall one
-    # (`bench.products`). Without the barrier XLA would undo the transposition.
+    # (studies/products). Without the barrier XLA would undo the transposition.
     return grad @ w.T, jax.lax.optimization_barrier(grad_XO.T @ x_XI).T
   return grad @ w.T, x_XI.T @ grad_XO
 

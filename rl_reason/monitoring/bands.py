@@ -1,9 +1,9 @@
 """Expected bands: whether a run stays where recorded runs of its config were.
 
 bands.json has the band of each recorded config: for a metric, the lowest and
-the highest value at each step. `python -m bench.bands` makes it from results/.
-A band holds all steps of a run at once: beside N recorded runs, a further one
-leaves it by chance with a probability of about 1 in N + 1.
+the highest value at each step. `python -m bench.training.bands` makes it from
+results/. A band holds all steps of a run at once: beside N recorded runs, a
+further one leaves it by chance with a probability of about 1 in N + 1.
 """
 
 import functools

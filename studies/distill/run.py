@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import results, runs, seeds
+from bench import results, runs
+from bench.training import seeds
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
 from rl_reason.report import figures, scores

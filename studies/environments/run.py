@@ -18,7 +18,8 @@ import re
 
 import numpy as np
 
-from bench import results, runs, seeds
+from bench import results, runs
+from bench.training import seeds
 from rl_reason import tasks
 from rl_reason.checks import config_files
 from rl_reason.data import held_out

@@ -13,7 +13,8 @@ import functools
 import itertools
 import pathlib
 
-from bench import results, runs, seeds
+from bench import results, runs
+from bench.training import seeds
 from rl_reason.lab import ablate, jobs, rounds
 from rl_reason.monitoring import run_log
 from rl_reason.report import scores

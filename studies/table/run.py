@@ -53,7 +53,7 @@ CURVES = {  # of each RL step
 START = "start"
 _FEW = {"rl.steps": 2, "evaluate.every": 1, "optimizer.lr": 1e-30}
 DIGITS = 4
-RUNS_PER_PROCESS = 20  # the cheapest way, see bench.many_seeds
+RUNS_PER_PROCESS = 20  # the cheapest way, see studies.many_seeds.run
 
 
 @functools.cache

@@ -7,16 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from bench import (
-    gpu,
-    harness,
-    ours,
-    remat,
-    results,
-    rollout,
-    scaling,
-    tables,
-)
+from bench import harness, ours, results, tables
+from bench.libraries import rollout
+from bench.speed import gpu, scaling
 from rl_reason.report import figures
 
 pytestmark = pytest.mark.slow
@@ -95,17 +88,6 @@ def test_one_device_against_its_limits():
   assert 0 < gap["sampler_max"] < 1e-3
   page = gpu.page(dict(measured=dict(tiny=result)))
   assert "| update |" in "\n".join(page) and "## tiny" in page
-
-
-@pytest.mark.parametrize(("kind", "inputs"), [("full", 32), ("sqrt", 8)])
-def test_memory_grows_with_the_layers_or_their_root(kind, inputs):
-  """From 2 groups of 2 layers to 6 of 6; sqrt has weights of a group, too."""
-  few, many = (
-      remat.temporary(dataclasses.replace(remat.CFG, layers=layers, remat=kind))
-      for layers in (4, 36)
-  )
-  size = 4 * remat.ROWS * remat.LENGTH * remat.CFG.width
-  assert inputs <= (many - few) / size < inputs + 2.5
 
 
 def test_scaling_is_measured_and_drawn():

@@ -7,7 +7,7 @@ import pytest
 import tiny_data
 from conftest import ROOT
 
-from bench import first_run
+from bench.training import first_run
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import found_in_browser
 from knob_runs import result
 
-from bench import cards
+from bench.tools import cards
 from rl_reason.lab import comparison
 from studies.knobs import run as knobs
 

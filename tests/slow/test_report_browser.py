@@ -9,7 +9,8 @@ import pytest
 from conftest import found_in_browser
 from test_report import HOSTILE, data_of, evaluation, put, rl_line, sample
 
-from bench import report_picture, results
+from bench import results
+from bench.tools import report_picture
 from rl_reason.report import compare, page
 
 pytestmark = pytest.mark.slow

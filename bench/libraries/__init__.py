@@ -1,0 +1,1 @@
+"""Tables of rl_reason beside other libraries."""

@@ -1,0 +1,1 @@
+"""Memory of a run: formulas, compiled programs, measurements."""

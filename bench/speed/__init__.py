@@ -1,0 +1,1 @@
+"""Time of one device: updates, decoding, compilation."""

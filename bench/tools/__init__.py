@@ -1,0 +1,1 @@
+"""Commands that measure no run: cards, pictures, mutants, the code."""

@@ -1,0 +1,1 @@
+"""Whole runs: the main experiment, speedrun, bands, the first run."""

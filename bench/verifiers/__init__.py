@@ -1,0 +1,1 @@
+"""Answers that are easy to misjudge, and reference answers."""
