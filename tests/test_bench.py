@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from bench import harness, results, tables
 from bench.libraries import memory, rl_step, rollout, update
-from bench.libraries.memory import collectives
+from bench.memory import collectives
 from bench.speed import gpu
 from rl_reason.models import decoder
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 from conftest import ROOT
 
-from bench.libraries.memory import aot, size as size_bench, slices
+from bench.memory import aot, size as size_bench, slices
 from bench.speed import dtype, programs
 from rl_reason.base import config, errors
 from rl_reason.checks import config_checks, config_files, machine_checks

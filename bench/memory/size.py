@@ -86,7 +86,7 @@ def peaks(path: str, given: dict) -> dict:
 
 def in_a_process(path: str, given: dict) -> dict:
   """`peaks` in a process of its own."""
-  code = "import json, sys; from bench.libraries.memory import size;"
+  code = "import json, sys; from bench.memory import size;"
   code += "print(json.dumps(size.peaks(*json.loads(sys.argv[1]))))"
   done = subprocess.run(
       [sys.executable, "-c", code, json.dumps([path, given])],

@@ -23,7 +23,7 @@ import jax
 from jax.experimental import topologies
 
 from bench import results
-from bench.libraries.memory import aot, collectives
+from bench.memory import aot, collectives
 from rl_reason.base import errors
 from rl_reason.checks import config_checks, machine_checks
 from rl_reason.devices import device_mesh, sharding

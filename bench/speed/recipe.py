@@ -21,7 +21,7 @@ import zlib
 from typing import Any
 
 from bench import harness, results
-from bench.libraries.memory import size
+from bench.memory import size
 from rl_reason.monitoring import run_log
 
 CONFIG = "configs/recipes/gsm8k_0_5b.py"

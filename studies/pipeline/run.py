@@ -12,7 +12,7 @@ scattered in fp32.
 """
 
 from bench import results
-from bench.libraries.memory import slices
+from bench.memory import slices
 from rl_reason.devices import sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import decoder

@@ -15,7 +15,7 @@ from importlib import metadata
 import jax
 
 from bench import results
-from bench.libraries.memory import aot, slices
+from bench.memory import aot, slices
 
 KIND, PLACE = "v5p", "4x4x4"
 PROMPT, LENGTH = 1024, 20480

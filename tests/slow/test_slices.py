@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh
 
-from bench.libraries.memory import aot, collectives, slices
+from bench.memory import aot, collectives, slices
 from rl_reason.base.errors import ConfigError
 from rl_reason.devices import device_mesh
 from rl_reason.lab import compiled_memory, memory_formula
