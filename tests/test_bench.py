@@ -13,6 +13,7 @@ from bench import harness, results, tables
 from bench.libraries import memory, rl_step, rollout, update
 from bench.memory import collectives
 from bench.speed import gpu
+from bench.tools import spine
 from rl_reason.models import decoder
 
 EVEN = harness.Size(16, 6, 12, tail=False, group=4)
@@ -162,3 +163,40 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
       ("reduce-scatter", 16 * 4, 1),
       ("all-reduce", 4 * 4, 1),
   ]
+
+
+def test_branches_and_the_way_of_the_config_are_counted_by_hand(tmp_path):
+  """One branch of an algorithm, one of a feature; two calls get the config."""
+  for name, text in {
+      "stages/rl.py": """
+from rl_reason.stages import parts
+class Loop:
+  def train(self): pass
+def train(c, rows):
+  x = 1 if c.rl.staleness else 2
+  if state.critic is not None:
+    return parts.build(c, x)
+  return len(rows)
+""",
+      "stages/parts.py": """
+def build(config: dict, x): return x
+def build(c, x): return [y for y in x if odd(y)] and other(x, config=c)
+def other(x, *, config): return lambda: config
+""",
+  }.items():
+    path = tmp_path / "rl_reason" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  found = list(spine.branches(tmp_path / "rl_reason" / "stages" / "rl.py"))
+  assert sorted(found) == [
+      "rl.py train: c.rl.staleness",
+      "rl.py train: state.critic is not None",
+  ]
+  assert [spine.needed_by(x) for x in sorted(found)] == [
+      (False, "old data"),
+      (True, "PPO, VAPO"),
+  ]
+  assert spine.needed_by("rl.py train: strange") == (False, "unknown")
+  parts = "rl_reason.stages.parts"
+  assert spine.trip(tmp_path) == [(parts, "build"), (parts, "other")]
+  assert [x.name for x in spine.binds(tmp_path)] == ["parts.py"]
