@@ -235,7 +235,7 @@ def function_page() -> str:
   for kind, known in function_kinds.KINDS.items():
     lines += ["", f"## {known.field}", ""]
     if known.off:
-      lines += [f'`{known.field}.name` "{known.off}" is none.', ""]
+      lines += [f'The default, "{known.off}", stands for no function.', ""]
     lines += ["A run supplies " + ", ".join(known.inputs) + ".", ""] * bool(
         known.inputs
     )
