@@ -258,17 +258,6 @@ def add(c) -> None:
       ),
       offload=False,  # optimizer state offload to host memory
   )
-  c.streams = section(  # of the loss, next to RL
-      "streams",
-      sft=number(0.0, low=0),  # coefficient of the NLL of SFT's rows; 0 is off
-      sft_batch=number(64, low=1, needs="streams.sft"),  # an optimizer step
-      text=number(0.0, low=0),  # coefficient of the NLL of plain text; 0 is off
-      # Rows of rollout.max_prompt + rollout.max_tokens, an optimizer step.
-      text_batch=number(64, low=1, needs="streams.text"),
-      # Sources with a column `text`, as in data.train, or files that end in
-      # .txt.
-      text_sources=path(needs="streams.text"),
-  )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",
       rank=number(0, low=0, needs="RL"),  # 0 is off

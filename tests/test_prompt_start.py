@@ -16,7 +16,6 @@ from rl_reason.checks import model_directory
 from rl_reason.configs import base
 from rl_reason.data import (
     pipelines,
-    plain_text,
     row_builder,
     sample_files,
     templates,
@@ -206,17 +205,6 @@ def test_no_blank_is_written_between_a_prompt_and_its_response(options):
     assert "".join(tok.convert_ids_to_tokens(ids)).rstrip("<").rstrip(">") == (
         tokenizer.BLANK + whole.replace(" ", tokenizer.BLANK)
     )
-
-
-@pytest.mark.parametrize(("kind", "start"), STARTS, ids=NAMES)
-def test_documents_have_bos_and_eos_once(kind, start, tmp_path):
-  tok = load(tmp_path / "tok", kind)
-  source = tmp_path / "text.txt"
-  for text in ("a b", f"{BOS}a b" if start else "a b"):
-    source.write_text(text)
-    ((row,),), _ = plain_text.read("x", str(source), tok, 99, lambda _: None)
-    before = "".join(start) or BOS
-    assert tok.decode(row) == f"{before}a b{EOS}"
 
 
 @pytest.mark.parametrize("kind", ADDS)

@@ -22,12 +22,18 @@ class Loop(NamedTuple):
   Attributes:
     signal: step -> which groups of rows have signal; see `fill_batch`.
     logps: (params, rollouts) -> log-probs of the trainer, [B, T].
+    mesh: the devices that learn.
+    row_source: the rows of the task by purpose.
+    environments: makes and calls environments; None without.
     tok: the tokenizer.
     say: shows a line.
   """
 
   signal: Any
   logps: Any
+  mesh: Any
+  row_source: Any
+  environments: Any
   tok: Any
   say: Any
 
@@ -47,6 +53,10 @@ class Part:
     """Arrays for functions that name them; `params` are of the policy."""
     return {}
 
+  def beside(self) -> Any:
+    """Rows of this step for `Declaration.gradient`, or None."""
+    return None
+
   def after(self, state: Any, rows: Any, credit: dict, entropy_BT: Any) -> None:
     """Sees a step whose update is dispatched; may move `state.coefs`."""
 
@@ -54,8 +64,12 @@ class Part:
     """Its arrays in a checkpoint, by name, on the host."""
     return {}
 
-  def restore(self, arrays: dict[str, Any]) -> None:
-    """Goes on from saved arrays."""
+  def host(self) -> dict[str, Any]:
+    """All else of it in a checkpoint, by name, as JSON."""
+    return {}
+
+  def restore(self, arrays: dict[str, Any], host: dict[str, Any]) -> None:
+    """Goes on from what was saved."""
 
 
 class _Parts(Part):
@@ -69,8 +83,10 @@ class _Parts(Part):
     self._parts = [*parts]
 
   def older(self) -> Any:
-    found = [x for x in (part.older() for part in self._parts) if x is not None]
-    return found[0] if found else None
+    return _first(part.older() for part in self._parts)
+
+  def beside(self) -> Any:
+    return _first(part.beside() for part in self._parts)
 
   def exchange(self, rows: Any, step: int) -> dict[str, float]:
     return _joined(part.exchange(rows, step) for part in self._parts)
@@ -85,9 +101,16 @@ class _Parts(Part):
   def arrays(self) -> dict[str, Any]:
     return _joined(part.arrays() for part in self._parts)
 
-  def restore(self, arrays: dict[str, Any]) -> None:
+  def host(self) -> dict[str, Any]:
+    return _joined(part.host() for part in self._parts)
+
+  def restore(self, arrays: dict[str, Any], host: dict[str, Any]) -> None:
     for part in self._parts:
-      part.restore(arrays)
+      part.restore(arrays, host)
+
+
+def _first(found: Iterable[Any]) -> Any:
+  return next((x for x in found if x is not None), None)
 
 
 def _joined(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -104,6 +127,8 @@ class Declaration:
       says why it is missing, or something false; see `relations.FACTS`.
     movable: its paths, which may change where their content is equal.
     not_replayed: fields that --stage=replay cannot change -> the reason.
+    sources: fields with sources of rows, as data.train; files are movable.
+    shown: fields -> what the report says of their value, if it is set.
     other_names: names of other libraries -> its fields.
     remedies: names of alerts -> what its fields may do about them.
   """
@@ -113,6 +138,8 @@ class Declaration:
   needs: Mapping[str, Any] = {}
   movable: tuple[str, ...] = ()
   not_replayed: Mapping[str, str] = {}
+  sources: tuple[str, ...] = ()
+  shown: Mapping[str, str] = {}
   other_names: Mapping[str, str] = {}
   remedies: Mapping[str, str] = {}
 
@@ -159,6 +186,25 @@ class Declaration:
     """Rows of a batch that are of earlier steps: a round samples fewer."""
     return 0
 
+  def imitates(self, c: Any) -> bool:
+    """Whether it learns from responses of rows, as SFT does."""
+    return False
+
+  def unreplayed(self, c: Any) -> dict[str, str]:
+    """Fields with which no step can be replayed -> the reason."""
+    return {}
+
+  def gradient(self, c: Any, cfg: Any) -> Any:
+    """A gradient of `Part.beside`, which `rl_update` adds to that of RL.
+
+    `cfg` is the shape of the policy; None: there is no such gradient.
+    """
+    return None
+
+  def abstract_rows(self, c: Any, packed: Any, by_row: Any) -> Any:
+    """The shapes of `Part.beside`, by functions of `compile_ahead`."""
+    return None
+
   def collector(
       self, c: Any, shards: int
   ) -> tuple[type, dict[str, Any]] | None:
@@ -167,6 +213,10 @@ class Declaration:
 
   def shared(self, c: Any) -> dict[str, int]:
     """Numbers of groups that the devices share evenly, by field."""
+    return {}
+
+  def learned(self, c: Any) -> dict[str, int]:
+    """Numbers of rows that the devices that learn share evenly, by field."""
     return {}
 
   def arrays(self, c: Any) -> dict[str, Any]:

@@ -138,7 +138,6 @@ MOVABLE = (
     "critic.path",
     "sft.reuse",
     "sft.samples",
-    "streams.text_sources",
     "reward_model.samples",
     "reward_model.init",
     "reward.functions",
@@ -150,7 +149,10 @@ MOVABLE = (
 
 def movable() -> tuple[str, ...]:
   """`MOVABLE`, and such paths of features."""
-  return *MOVABLE, *(x for one in features.declared() for x in one.movable)
+  out = MOVABLE
+  for one in features.declared():
+    out += one.movable + one.sources
+  return out
 
 
 def reads_progress(fields: Fields) -> bool:

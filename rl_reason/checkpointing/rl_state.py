@@ -29,7 +29,6 @@ class RLState:
     evaluated: the policy of this step was evaluated.
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
-    stream: `streams.Streams`, rows that are imitated; None without.
     parts: of the features of the run.
   """
 
@@ -44,7 +43,6 @@ class RLState:
   evaluated: bool = False
   ahead: Any = None
   certificate: Any = None
-  stream: Any = None
   parts: Part = dataclasses.field(default_factory=Part)
 
   def arrays(self) -> Tree:
@@ -62,8 +60,7 @@ class RLState:
     """Everything else, as JSON."""
     # Batches in flight first: to sample them moves the stream of prompts.
     beside = {} if self.ahead is None else dict(ahead=self.ahead.host())
-    if self.stream is not None:
-      beside["stream"] = self.stream.get_state()
+    beside |= self.parts.host()
     if scores := self.collector.rewards.get_state():
       beside["scores"] = scores
     return beside | dict(
@@ -85,14 +82,12 @@ class RLState:
     self.policy, self.critic = arrays["policy"], arrays["critic"]
     arrays = unnamed(arrays)
     of_parts = {name: arrays[name] for name in self.parts.arrays()}
-    self.parts.restore(sharding.fetch(of_parts))
+    self.parts.restore(sharding.fetch(of_parts), host)
     self.collector.prompts.set_state(host["prompts"])
     self.collector.rewards.set_state(host.get("scores", {}))
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))
-    if self.stream is not None:
-      self.stream.set_state(host["stream"])
     if self.ahead is not None:
       self.ahead.restore(sharding.fetch(arrays["ahead"]), host["ahead"])
 

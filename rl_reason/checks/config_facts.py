@@ -175,11 +175,6 @@ def off_policy_fields(c) -> dict[str, int]:
   return found
 
 
-def streams(c) -> dict[str, float]:
-  """The coefficients of the streams of rows next to RL, by their names."""
-  return {x: c.streams[x] for x in ("sft", "text") if c.streams[x]}
-
-
 def mesh_axes(c) -> dict[str, int]:
   """Axes of the mesh that learns, as they are configured."""
   return {name: size for name, size in c.mesh.items() if name != "rollout"}

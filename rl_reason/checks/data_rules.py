@@ -4,7 +4,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from rl_reason import environments, tasks, verifiers
+from rl_reason import environments, features, tasks, verifiers
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import config_facts
@@ -19,8 +19,6 @@ def task(c) -> Iterator[Rule]:
   sft = config_facts.sft_steps(c)
   if c.sft.samples and not sft:
     yield "sft.samples", "no step of SFT learns from them: set sft.steps"
-  if c.streams.text and not c.streams.text_sources:
-    yield "streams.text", "has no rows: name files in streams.text_sources"
   if sft and not (found.has_demonstrations or c.sft.samples):
     yield "sft.steps" if c.sft.steps else "sft.habits.steps", (
         f"the task {c.task.name} has no function demonstrate: give model.path,"
@@ -212,7 +210,7 @@ def repositories(c) -> Iterator[Rule]:
   pinned = config_facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
   texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
-  texts.append(c.streams.text_sources)
+  texts += [at(c, x) for one in features.declared() for x in one.sources]
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
   fetched |= {*config_facts.reward_models(c)}

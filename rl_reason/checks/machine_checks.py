@@ -15,7 +15,6 @@ from rl_reason.checks.config_facts import (
     mesh_sizes,
     sft_steps,
     sources,
-    streams,
 )
 from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
@@ -135,12 +134,13 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   pairs = c.reward_model.batch if stage == "reward_model" else 0
   learned = {
       "sft.batch": c.sft.batch if sft_steps(c) else 0,
-      **{f"streams.{x}_batch": c.streams[f"{x}_batch"] for x in streams(c)},
       "reward_model.batch": 2 * pairs,
       "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
       "generate.batch": c.generate.batch,
   }
+  for one in feature.used(c):
+    learned |= one.learned(c)
   # Value pretraining and evaluations sample with the devices that learn.
   shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)

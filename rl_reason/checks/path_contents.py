@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_collections
 
+from rl_reason import features
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.checks import config_facts
 from rl_reason.data import datasets
@@ -39,7 +40,9 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
 def content(config, name: str) -> str:
   """A hash of the local files that a field names; '' if there are none."""
   value = config_lib.at(config, name)
-  if name.startswith("data.") or name.endswith((".samples", "_sources")):
+  of_features = [x for one in features.declared() for x in one.sources]
+  rows = name.startswith("data.") or name.endswith(".samples")
+  if rows or name in of_features:
     use = "test" if name == "data.evaluate" else "train"
     try:
       parsed, parts = datasets.parse_all(value, use), []

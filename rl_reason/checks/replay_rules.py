@@ -8,7 +8,7 @@ stay as they are.
 from typing import Any
 
 from rl_reason import features
-from rl_reason.base import config as config_lib, resume_rules
+from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, rules
@@ -110,9 +110,9 @@ def check(own, c) -> None:
     if one.kl.privileged:
       why = "--stage=replay reads no prompts of the reference"
       lines.append(rules.line(one, "kl.privileged", why))
-    for name in config_facts.streams(one):
-      why = "--stage=replay has the gradient of RL alone"
-      lines.append(rules.line(one, f"streams.{name}", why))
+    for part in feature.used(one):
+      for name, why in part.unreplayed(one).items():
+        lines.append(rules.line(one, name, f"--stage=replay {why}"))
   if lines:
     raise ConfigError(*lines)
 

@@ -6,7 +6,7 @@ A text is read on its own, so that its fault hides no other one.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rl_reason import tasks
+from rl_reason import features, tasks
 from rl_reason.base import functions, own_code, phase_plan
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
@@ -85,10 +85,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": config_facts.revisions,
     "phases": lambda c: phase_plan.parse(c.phases),
-    **{
-        x: _samples(x)
-        for x in ("sft.samples", "reward_model.samples", "streams.text_sources")
-    },
+    **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
     **{
         x: _mixture(x)
         for x in (
@@ -101,10 +98,15 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
 NEEDS = dict.fromkeys(("environment.name", "evaluate.perturb"), "task.name")
 
 
-def check(c, faults: Faults, names: Collection[str] = READERS.keys()) -> None:
+def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
   """Adds the faults of all texts, or of the fields of these names."""
-  for name, read in READERS.items():
-    if name not in names or {name, NEEDS.get(name)} & faults.fields:
+  of_features = (x for one in features.declared() for x in one.sources)
+  readers = {**READERS, **{x: _samples(x) for x in of_features}}
+  for name, read in readers.items():
+    if (
+        name not in (names or readers)
+        or {name, NEEDS.get(name)} & faults.fields
+    ):
       continue
     try:
       read(c)

@@ -9,7 +9,13 @@ import importlib
 import pathlib
 from typing import Any
 
-FEATURES = ("group_replay", "earlier_steps", "controllers", "prefix_values")
+FEATURES = (
+    "group_replay",
+    "earlier_steps",
+    "controllers",
+    "prefix_values",
+    "rows_beside_rl",
+)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from rl_reason import tasks
+from rl_reason import features, tasks
 from rl_reason.base import json_files
 from rl_reason.report import machine
 
@@ -218,8 +218,7 @@ def _algorithm(f: _Fields) -> str:
       ("loss.mask_truncated", "truncated responses masked"),
       ("loss.positive_nll", "NLL of correct responses, {:g}"),
       ("loss.observation_nll", "NLL of observations, {:g}"),
-      ("streams.sft", "SFT during RL, {:g}"),
-      ("streams.text", "language modelling during RL, {:g}"),
+      *(x for one in features.declared() for x in one.shown.items()),
       ("loss.entropy_coef", "entropy bonus, {:g}"),
   ):
     if f[name]:

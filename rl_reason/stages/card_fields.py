@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rl_reason import tasks
+from rl_reason import features, tasks
 from rl_reason.base import function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.data import datasets
@@ -33,7 +33,7 @@ _NAMES = (
 # Texts that name data and models: ids of the hub, known sets, or paths.
 _SOURCES = (
     *("model.path", "tokenizer", "data.train", "data.evaluate"),
-    *("kl.reference", "streams.text_sources"),
+    *("kl.reference", *(x for y in features.declared() for x in y.sources)),
 )
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(:\w+)?")
 # Names with weights or difficulties; a path has a slash.

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl_reason.base import feature
 from rl_reason.base.structs import Batch, Packed, Shared, Tree
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
@@ -98,15 +99,11 @@ def update_arguments(c, model: Model) -> tuple:
     reference = _abstract(reference_shape(c, cfg), mesh)
     if c.lora.rank and not c.kl.reference:
       reference = lora.join(base, state.params, optimizers.lora_scale(c))
-  imitated = {}
-  for name in config_facts.streams(c):
-    more = c.streams[f"{name}_batch"]
-    predicted = slots - 1 if name == "text" else length
-    mask = by_row(bool, predicted, rows=more)
-    imitated[name] = packed(more, predicted), mask
+  of_features = (x.abstract_rows(c, packed, by_row) for x in feature.used(c))
+  beside = next((x for x in of_features if x is not None), None)
   names = build_step.coefficients(c)(dict(kl=0, entropy=0), 0.0)
   coefs = dict.fromkeys(names, coef)
-  return state, batch, packed_M, coefs, base, reference, imitated or None
+  return state, batch, packed_M, coefs, base, reference, beside
 
 
 def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:

@@ -131,8 +131,8 @@ def _pairs(
           " out"
           if rejected
           else "a response to learn from: name its column, as in data.columns ="
-          " 'response=text', or leave the source out; none is needed with"
-          " sft.steps = 0 and streams.sft = 0"
+          " 'response=text', or leave the source out; none is needed where"
+          " nothing imitates responses, as with sft.steps = 0"
       )
       raise datasets.DataError(
           f"{field}: source {number + 1} has no row with {remedy}"

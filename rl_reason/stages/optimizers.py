@@ -8,11 +8,12 @@ import jax
 import optax
 
 from rl_reason.algorithms.objective import Objective
+from rl_reason.base import feature
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checks import config_facts
 from rl_reason.models import critic, decoder, divergence, lora
 from rl_reason.stages.model import reference_shape
-from rl_reason.training import imitation, optimizer
+from rl_reason.training import optimizer
 
 Optimizer = tuple[optax.GradientTransformation, TrainState]
 
@@ -35,21 +36,14 @@ def update_settings(
   if c.kl.kind == "full":
     shape = reference_shape(c, cfg)
     compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
-  stream = None
-  if coefs := config_facts.streams(c):
-    stream = functools.partial(
-        imitation.gradients,
-        cfg=cfg,
-        coefs=coefs,
-        lora_scale=lora_scale(c),
-    )
+  of_features = [x for one in feature.used(c) if (x := one.gradient(c, cfg))]
   return dict(
       cfg=cfg,
       tx=tx,
       temperature=c.rollout.temperature,
       objective=objective,
       compare=compare,
-      stream=stream,
+      stream=of_features[0] if of_features else None,
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
   )

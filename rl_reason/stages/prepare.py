@@ -25,7 +25,12 @@ from jax.experimental import multihost_utils
 
 import rl_reason
 from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib, functions, json_files
+from rl_reason.base import (
+    config as config_lib,
+    feature,
+    functions,
+    json_files,
+)
 from rl_reason.base.errors import Stopped
 from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import (
@@ -235,9 +240,9 @@ class _Preparation:
 
 
 def _imitates(config) -> bool:
-  """Whether the run imitates responses of rows, in SFT or beside RL."""
+  """Whether the run imitates responses of rows, in SFT or by a feature."""
   own = config.sft.steps and not (config.sft.reuse or config.sft.samples)
-  return bool(own or config.streams.sft)
+  return bool(own) or any(x.imitates(config) for x in feature.used(config))
 
 
 def _identity(

@@ -50,7 +50,6 @@ from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.reference import of_kl, planner
 from rl_reason.stages.run_output import Output, open_stage
-from rl_reason.stages.streams import beside_rl
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
@@ -149,6 +148,9 @@ def train(
   loop = feature.Loop(
       signal,
       lambda params, rollouts: trainer_logps(params, plan_rows(rollouts))[0],
+      mesh,
+      row_source,
+      environments,
       tok,
       display.say,
   )
@@ -192,7 +194,6 @@ def train(
       tok=tok,
       output=output,
   )
-  state.stream = beside_rl(c, mesh, display, row_source, tok, environments)
   total = c.rl.steps
   mixes_values = c.critic.value_mixture.name != "none"
   batch_options = config_facts.batch_options(c)
@@ -322,9 +323,8 @@ def train(
         learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
         models = dict(base=base, reference=reference, critic=critic_params)
         replay.watch(state, inputs, data_M, coefs, **learned, **models)
-      rows_M = state.stream and state.stream.take()
       state.policy, actor_metrics = update(
-          state.policy, *data_M, coefs, base, compared, rows_M
+          state.policy, *data_M, coefs, base, compared, state.parts.beside()
       )
       critic_metrics = {}
       if state.critic is not None:

@@ -1,20 +1,10 @@
-"""The gradient of the cross-entropy of rows to imitate.
+"""The gradient of the cross-entropy of rows to imitate."""
 
-SFT takes the gradient of its rows alone. RL adds one gradient for each stream:
-responses (`streams.sft`) and plain text (`streams.text`).
-"""
-
-from collections.abc import Mapping
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.models import decoder, experts, lora
 from rl_reason.training.step import accumulate
-
-LOSSES = dict(sft="sft_loss", text="text_loss")
 
 
 def gradient(
@@ -52,33 +42,3 @@ def gradient(
     return total + aux, dict(loss=loss) | metrics
 
   return accumulate(loss_fn, params, packed, weights_BT)
-
-
-def gradients(
-    params: Tree,
-    rows: Mapping[str, tuple[Packed, Array]],
-    base: Tree | None = None,
-    *,
-    coefs: Mapping[str, float],
-    **settings: Any,
-) -> tuple[Tree, dict[str, Array]]:
-  """The sum of the gradients of streams, each with its own denominator.
-
-  Args:
-    params: of the model, or LoRA factors.
-    rows: stream -> packed rows and mask, of one optimizer step.
-    base: frozen parameters of LoRA factors; None without.
-    coefs: static, stream -> `coef` of `gradient`.
-    **settings: further keywords of `gradient`.
-
-  Returns:
-    gradients, and metrics: the mean NLL of each stream, as `LOSSES` names it.
-  """
-  grads, metrics = [], {}
-  for name, of_stream in rows.items():
-    of_rows, found = gradient(
-        params, *of_stream, base, coef=coefs[name], **settings
-    )
-    grads.append(of_rows)
-    metrics[LOSSES[name]] = found["loss"]
-  return jax.tree.map(lambda *x: sum(x[1:], x[0]), *grads), metrics

@@ -146,6 +146,6 @@ class EarlierSteps(feature.Part):
     """The history."""
     return dict(history=self.history)
 
-  def restore(self, arrays: dict[str, Any]) -> None:
+  def restore(self, arrays: dict[str, Any], host: dict) -> None:
     """Goes on with a saved history."""
     self.history = arrays["history"]

@@ -158,7 +158,7 @@ class OlderGroups(feature.Part):
     """The groups of the next batch, and the buffer."""
     return dict(kept=self.kept, replay=self.rows)
 
-  def restore(self, arrays: dict[str, Any]) -> None:
+  def restore(self, arrays: dict[str, Any], host: dict) -> None:
     """Goes on with saved groups."""
     self.kept, self.rows = arrays["kept"], arrays["replay"]
 

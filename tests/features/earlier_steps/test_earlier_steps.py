@@ -96,7 +96,7 @@ def test_a_restored_history_goes_on():
   whole, restored = of_step_0(), of_step_0()
   credit = dict(rewards_B=np.ones(B, np.float32))
   whole.after(None, rows_of(1, [5, 6]), credit, None)
-  restored.restore(jax.tree.map(np.copy, whole.arrays()))
+  restored.restore(jax.tree.map(np.copy, whole.arrays()), {})
   for part in (whole, restored):
     part.after(None, rows_of(2, [5, 6]), credit, None)
   assert whole.history.tokens_HL[[0, -1], 0].tolist() == [1, 2]

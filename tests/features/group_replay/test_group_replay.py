@@ -112,7 +112,7 @@ def test_a_draw_depends_on_seed_and_step():
 def test_a_restored_buffer_goes_on():
   whole, restored = buffer(), buffer()
   exchange(whole, rows(0, SIGNAL, SIGNAL), 0)
-  restored.restore(jax.tree.map(np.copy, whole.arrays()))
+  restored.restore(jax.tree.map(np.copy, whole.arrays()), {})
   for step in (1, 2):
     new = rows(4 * step, SIGNAL, SIGNAL)
     one, two = exchange(whole, new, step), exchange(restored, new, step)

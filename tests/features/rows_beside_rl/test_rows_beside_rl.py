@@ -11,16 +11,18 @@ import padded
 import pytest
 import tiny
 import tiny_session
+from test_prompt_start import BOS, EOS, NAMES, STARTS, load
 
 from configs import base
 from rl_reason.algorithms import objective, reductions, surrogates
-from rl_reason.base import config
+from rl_reason.base import config, feature
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import TrainState
 from rl_reason.checks import config_checks, replay_rules
-from rl_reason.data import datasets, plain_text
+from rl_reason.data import datasets
+from rl_reason.features.rows_beside_rl import plain_text, streams
 from rl_reason.models import decoder
-from rl_reason.stages import compile_ahead, streams
+from rl_reason.stages import compile_ahead
 from rl_reason.training import imitation, packing, step
 
 CFG = dataclasses.replace(tiny.CFG, layers=1)
@@ -66,7 +68,7 @@ def test_the_gradient_is_the_sum_of_both():
       tx=tx,
       temperature=0.8,
       objective=OBJECTIVE,
-      stream=functools.partial(imitation.gradients, cfg=CFG, coefs=coefs),
+      stream=functools.partial(streams.gradients, cfg=CFG, coefs=coefs),
   )
   packed = packing.pack(*text, 1)
   assert packing.num_used(packed) == 3
@@ -92,7 +94,7 @@ def test_streams_have_a_coefficient_and_a_metric_each(monkeypatch):
   monkeypatch.setattr(imitation, "gradient", gradient)
   rows = dict(sft=(1.0, 10.0), text=(3.0, 30.0))
   coefs = dict(sft=0.5, text=2.0)
-  grads, metrics = imitation.gradients(7.0, rows, coefs=coefs, cfg=None)
+  grads, metrics = streams.gradients(7.0, rows, coefs=coefs, cfg=None)
   assert grads == {"w": 0.5 * 7 + 2 * 3 * 7}
   assert metrics == dict(sft_loss=11, text_loss=33)
 
@@ -146,6 +148,17 @@ def test_documents_of_files(tmp_path):
     read(f"{tmp_path}/latin.txt", slots=5)
 
 
+@pytest.mark.parametrize(("kind", "start"), STARTS, ids=NAMES)
+def test_documents_have_bos_and_eos_once(kind, start, tmp_path):
+  tok = load(tmp_path / "tok", kind)
+  source = tmp_path / "text.txt"
+  for text in ("a b", f"{BOS}a b" if start else "a b"):
+    source.write_text(text)
+    ((row,),), _ = plain_text.read("x", str(source), tok, 99, lambda _: None)
+    before = "".join(start) or BOS
+    assert tok.decode(row) == f"{before}a b{EOS}"
+
+
 @pytest.fixture
 def session(tmp_path):
   text = tmp_path / "a.txt"
@@ -162,28 +175,29 @@ def session(tmp_path):
 
 
 def stream_of(session):
-  found = streams.beside_rl(
-      session.c,
-      session.mesh,
-      session.display,
+  loop = feature.Loop(
+      signal=None,
+      logps=None,
+      mesh=session.mesh,
       row_source=session.row_source,
-      tok=session.tok,
       environments=None,
+      tok=session.tok,
+      say=session.display.say,
   )
-  return found
+  return streams.start(session.c, loop)
 
 
 def test_the_rows_resume_where_they_were(session):
   """Each step has rows of its own, as the update that compiles ahead wants."""
   with jax.set_mesh(session.mesh):
     stream = stream_of(session)
-    first, saved = stream.take(), stream.get_state()
-    second, again = stream.take(), stream_of(session)
-    again.set_state(saved)
-    resumed = again.take()
+    first, saved = stream.beside(), stream.host()
+    second, again = stream.beside(), stream_of(session)
+    again.restore({}, saved)
+    resumed = again.beside()
     old = stream_of(session)  # a state of an earlier version, of SFT alone
     old._streams.pop("text")
-    old.set_state(saved["sft"])
+    old.restore({}, dict(stream=saved["stream"]["sft"]))
     shapes = compile_ahead.update_arguments(session.c, session.model)[-1]
   assert tiny_session.digest(resumed) == tiny_session.digest(second)
   assert tiny_session.digest(first) != tiny_session.digest(second)
