@@ -21,7 +21,12 @@ from by_hand import (
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason.algorithms import advantage_variants, advantages, variants
+from rl_reason.algorithms import (
+    advantage_variants,
+    advantages,
+    reductions,
+    variants,
+)
 from rl_reason.base.structs import NO_SCORE, call_by_name
 from rl_reason.checks import config_facts
 
@@ -412,15 +417,27 @@ def test_the_listed_advantages_are_linear_in_the_reward(name):
   close(of(x_B + y_B) + of(0 * x_B), of(x_B) + of(y_B), atol=1e-9)
 
 
+def test_by_length_by_hand():
+  """Lengths 2 and 1, median 1.5: factors .75 and 1.5 with alpha 1."""
+  mask_BT = np.array([[1, 1], [1, 0]], np.float32)
+  got = variants.by_length(
+      mask_BT, np.arange(2), reduction=reductions.token_mean, alpha=1.0
+  )
+  close(got, np.array([[0.75, 0.75], [1.5, 0]]) / 3)
+
+
+def test_observation_nll_by_hand():
+  """A hole of one token: its weight is 1, its value -log p."""
+  term = variants.observation_nll(0.1)
+  mask_BT = np.array([[1, 0, 1]], np.float32)
+  close(term.weights(mask_BT, np.arange(1)), [[0, 1, 0]])
+  close(term.value(np.array([[-1.0, -2, -3]])), [[1, 2, 3]])
+  assert term.coef == 0.1
+
+
 def test_observed_by_hand():
   """Holes before the last token of the policy; padding is none."""
   mask_BT = [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
   seen_BT = variants.observed(np.array(mask_BT, bool))
   wanted = [[0, 1, 1, 0, 0], [0] * 5, [0] * 5, [0, 1, 0, 0, 0]]
   np.testing.assert_array_equal(seen_BT, np.array(wanted, bool))
-
-
-def test_nll_by_hand():
-  weights_BT = np.array([[0.5, 0, 0.25]], np.float32)
-  logps_BT = np.array([[-2, np.nan, -4]], np.float32)
-  np.testing.assert_allclose(variants.nll(weights_BT, logps_BT), 2)

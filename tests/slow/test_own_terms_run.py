@@ -36,6 +36,7 @@ def test_a_run_with_own_terms_and_metrics(tmp_path, monkeypatch):
     c = tiny_session.tiny_config()
     c.loss.terms, c.updates.minibatches = terms, 2
     c.log.metrics = "my_terms:lengths" if terms else ""
+    c.reward.functions, c.dynamic_sampling.signal = "length*-0.1", "reward"
     api.train(c, workdir=tmp_path / name, show=False)
     lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     found[name] = [x for x in map(json.loads, lines) if x["stage"] == "rl"]
