@@ -20,7 +20,6 @@ from rl_reason.base.fields import (
 )
 
 EXPERTS, ROUNDS = "model.experts", "rounds.count"
-PHASED = "phases have no rounds: choose one of them"
 # Filters of the next token, next to top_p; see docs/serving.md.
 FILTERS = dict(
     top_k=number(0, low=0),  # likeliest tokens; 0: all
@@ -32,12 +31,6 @@ FILTERS = dict(
 def add(c) -> None:
   """Adds the fields to the sections of the base; all are off."""
   extend = functools.partial(config.extend, c)
-  extend(
-      "",
-      # Consecutive parts of RL, 'until=20; task.difficulties=(2, 3);
-      # refresh=reference,optimizer' each: docs/phases.md.
-      phases=field((), not_with={"rounds.count": PHASED}),
-  )
   extend(
       "model",
       experts=number(0, low=0),  # feed-forward layers to choose from; 0: one
@@ -241,7 +234,7 @@ def add(c) -> None:
       "rl",
       staleness=number(0, low=0),  # steps that sampling is ahead of learning
       # Work directory of a finished run, from whose last state RL starts.
-      init=path(not_with={"rounds.count": PHASED}),
+      init=path(not_with={"rounds.count": "rounds start from an export"}),
       # The reference of a KL is kl.reference, or this run's policy of SFT.
       init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
       # Of batches sampled ahead.

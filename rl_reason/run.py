@@ -44,7 +44,7 @@ CHECKS = {
     "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
 }
-ROUNDS, PHASES = "rl_reason.lab.rounds:run", "rl_reason.lab.phases:run"
+ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
 # These need only a work directory.
@@ -112,11 +112,11 @@ def stages(
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
 
-  if config.rounds.count or config.phases:
+  if config.rounds.count:
     each = functools.partial(stages, logger=logger, devices=devices)
     with compilation_cache.kept(screen.say):
-      several = pkgutil.resolve_name(PHASES if config.phases else ROUNDS)
-      return several(config, workdir, screen, stop, each, stage)
+      run = pkgutil.resolve_name(ROUNDS)
+      return run(config, workdir, screen, stop, each, stage)
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache.kept(screen.say))

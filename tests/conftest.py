@@ -2,6 +2,7 @@
 
 import collections
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
@@ -31,6 +32,15 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{CACHE.name}/programs")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
+
+
+def example(name: str):
+  """A script of examples/ as a module, anew."""
+  path = ROOT / "examples" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def pytest_xdist_auto_num_workers(config) -> int:

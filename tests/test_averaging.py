@@ -156,7 +156,6 @@ def test_a_card_publishes_nothing_private(tmp_path, monkeypatch):
       "data.system": f"You are {secret}.",
       "serve.private_key": str(home / "key.pem"),
       "content.model.path": "0123456789abcdef",
-      "phases": [f"until=3; reward.functions=mine:f(key='{secret}')"],
   }
   (tmp_path / "home" / "jane" / "model").mkdir()
   workdir = tmp_path / f"dapo,model.path={secret}"

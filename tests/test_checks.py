@@ -658,7 +658,7 @@ def test_a_file_may_keep_what_an_override_leaves_out():
 # Fields that every run reads, or a stage of --stage does. A new field without
 # `needs` belongs to one of them, or has a need.
 ALWAYS_READ = """
-seed tokenizer phases task. data.train data.evaluate data.chat model. mesh.
+seed tokenizer task. data.train data.evaluate data.chat model. mesh.
 sft.steps sft.samples sft.reuse sft.habits.steps rollout. reward. advantage.
 correction. kl.kind updates.token_budget optimizer.name
 optimizer.clip_norm optimizer.offload rl. evaluate. checkpoint. log. streams.

@@ -40,7 +40,6 @@ def test_every_config_has_a_golden_step():
   others |= {"dapo_qwen", "gsm8k_scratch", "guess", "calculator", "serve"}
   others |= {"lines", "python", "reasoning_gym"}
   others |= {"rejection_sampling", "iterative_grpo"}
-  others |= {"phases"}  # GRPO, tests/test_phases.py
   others |= {"chain"}  # PPO and VAPO as they are, on another task
   others |= {"speedrun"}  # DAPO, with other sizes
   others |= {"distill"}  # tests/test_distillation.py

@@ -51,7 +51,7 @@ REFERENCE = 500.0  # GFLOP/s of `PRODUCT` on the machine that seconds scale to
 FIXED = (
     # Rule 1: the task, and no other data or models.
     *("task.name", "task.difficulties", "environment.name", "tokenizer"),
-    *("data.train", "data.evaluate", "streams.sft", "streams.text", "phases"),
+    *("data.train", "data.evaluate", "streams.sft", "streams.text"),
     *("model.path", "rl.init", "critic.path", "critic.reuse"),
     *("reward_model.init", "kl.reference", "kl.server.model"),
     *("rollout.engine.name", "rollout.replay_from", "sft.reuse", "sft.samples"),

@@ -128,8 +128,13 @@ _SURPLUS = "dynamic_sampling.batches sets how many responses a round samples"
 _PARTIAL = (
     "rl.staleness, which samples ahead while the policy learns, is closest"
 )
+_PHASES = (
+    "examples/phases.py runs the phases of a plan one after the other, and"
+    " goes on with a phase in WORKDIR/phase-K"
+)
 # Fields of earlier versions whose feature was taken out.
 REMOVED = {
+    "phases": Removed([], _PHASES),
     "covariance.name": Removed("none", _COVARIANCE),
     "covariance.args": Removed({}, _COVARIANCE),
     "dynamic_sampling.surplus": Removed("discard", _SURPLUS),

@@ -201,11 +201,6 @@ def differences(old: Fields, new: Fields) -> list[str]:
   def free(name):
     if name in EARLIER and name not in old:
       return bool(new[name] == EARLIER[name])
-    if name == "phases":  # phases may be added; each checks its own fields
-      before = [*(old.get(name) or ())]
-      return bool(before) and before == [*(new[name] or ())][: len(before)]
-    if name == "rl.steps" and new.get("phases"):
-      return True
     if name == "rl.steps":
       return not (reads_progress(new) or new.get("rounds.count"))
     if name == "data.programs" and new.get("task.name") != "files":

@@ -23,7 +23,6 @@ from rl_reason.checks import (
     file_checks,
     installation,
     machine_checks,
-    phase_rules,
     presets,
     replay_rules,
     run_directory,
@@ -271,8 +270,6 @@ def examine(
     faults.add(machine_checks.files(config, faults.fields))
   if stage not in ("serve", "size", "report"):
     file_checks.check(config, stage, faults)
-  if config.phases and not faults.lines:
-    phase_rules.check(config, stage, faults)
   names = {f"{known.field}.name" for known in function_kinds.KINDS.values()}
   if trace and stage in file_checks.TRAINS and not names & found.fields:
     if any(":" in config_lib.at(config, name) for name in names):

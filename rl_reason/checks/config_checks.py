@@ -43,7 +43,6 @@ RULES = (
     model_rules.rates,
     data_rules.repositories,
     rl_rules.rounds,
-    rl_rules.phases,
     data_rules.environment,
     rl_rules.rewards,
     rl_rules.process,

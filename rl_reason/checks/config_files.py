@@ -5,7 +5,7 @@ import runpy
 
 import ml_collections
 
-from rl_reason.base import own_code, phase_plan
+from rl_reason.base import own_code
 from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean
 from rl_reason.checks import config_facts, presets
@@ -103,9 +103,6 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)
-  if c.phases:
-    c.rl.steps = len(c.phases)
-    c.phases = phase_plan.with_ends(c.phases, range(1, c.rl.steps + 1))
   if c.rounds.count:
     at_most("rounds", count=2)
     at_most("generate", prompts=64, samples=8, batch=32)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason import environments, tasks
-from rl_reason.base import errors, function_kinds, own_code, phase_plan
+from rl_reason.base import errors, function_kinds, own_code
 from rl_reason.tasks import constitutions, passed_objects, reward_terms
 
 OWN = "", environments.INTERRUPT
@@ -74,11 +74,6 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     gym = [x for x in found if is_task and x.startswith(f"{tasks.GYM}:")]
     own = (*own, *gym, *[tasks.FILES] * is_task)
     out[name] = [x for x in found if x not in own]
-  for phase in fields.get("phases") or ():
-    with contextlib.suppress(ValueError):  # refused where it is parsed
-      changed = phase_plan.parse([phase])[0].fields
-      more = [x for found in names_of_code(changed).values() for x in found]
-      out["phases"] = out.get("phases", []) + more
   return {name: found for name, found in out.items() if found}
 
 

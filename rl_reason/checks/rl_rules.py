@@ -1,8 +1,8 @@
-"""Rules of RL: sampling, rewards, advantages, the loss, phases, rounds."""
+"""Rules of RL: sampling, rewards, advantages, the loss, rounds."""
 
 from collections.abc import Iterator
 
-from rl_reason.base import functions, phase_plan
+from rl_reason.base import functions
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, own_functions, relations
@@ -328,15 +328,6 @@ def loss(c) -> Iterator[Rule]:
       exists, needs = there.get(name, (True, ""))
       if not exists:
         yield field, f"{own.label} takes {name}: set {needs}"
-
-
-def phases(c) -> Iterator[Rule]:
-  """Phases: the last one ends with the run."""
-  plan = phase_plan.parse(c.phases)
-  if plan and plan[-1].until != c.rl.steps:
-    yield "rl.steps", (
-        f"phases end at step {plan[-1].until}: set it to {plan[-1].until}"
-    )
 
 
 def rounds(c) -> Iterator[Rule]:

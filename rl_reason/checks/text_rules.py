@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_reason import features, tasks
-from rl_reason.base import functions, own_code, phase_plan
+from rl_reason.base import functions, own_code
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
 from rl_reason.checks import config_facts, own_functions, run_directory
@@ -84,7 +84,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "evaluate.tasks": lambda c: evaluation_tasks.parse(c.evaluate.tasks),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": config_facts.revisions,
-    "phases": lambda c: phase_plan.parse(c.phases),
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
     **{
         x: _mixture(x)

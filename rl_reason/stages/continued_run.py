@@ -99,8 +99,7 @@ def _continued(
   if _shapes(own.opt_state) != _shapes(other.opt_state):
     raise RunError(
         f"{where}: the optimizer of its {name} is another one (optimizer.name,"
-        " freeze, clip_norm): set rl.init_optimizer = False, in phases"
-        " refresh=optimizer"
+        " freeze, clip_norm): set rl.init_optimizer = False"
     )
   opt_state = with_schedule_of(own.opt_state, other.opt_state)
   return own.replace(params=other.params, opt_state=opt_state)

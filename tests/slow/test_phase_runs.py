@@ -1,17 +1,21 @@
 """Phases that train: the carried state, and resuming with the same bits."""
 
+import contextlib
+import functools
+
 import jax
 import numpy as np
 import optax
 import pytest
 import tiny_session
+from conftest import example
 from test_rounds_runs import Stop
 from tiny_session import half_correct  # noqa: F401, fixtures
 
-from rl_reason import run
+import rl_reason
+from rl_reason import api, run
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError, Stopped
-from rl_reason.checks import config_checks
 from rl_reason.monitoring import display
 from rl_reason.stages import continued_run, rl
 
@@ -20,30 +24,41 @@ pytestmark = [
     pytest.mark.usefixtures("half_correct"),
 ]
 PLAN = (
-    "until=2; task.difficulties=(2, 3)",
-    "until=3; task.difficulties=(4,); optimizer.lr=0.001; refresh=reference",
-    "until=5; refresh=optimizer",
+    (2, (2, 3), {}, ()),
+    (1, (4,), {"optimizer.lr": 0.001}, ("reference",)),
+    (2, (2, 3, 4, 5, 6), {}, ("optimizer",)),
 )
 
 
-def make(workdir, stop, plan=PLAN, **changes):
-  c = tiny_session.tiny_config()
-  c.dynamic_sampling.enabled = False
-  c.dynamic_sampling.max_rounds = 10
-  c.sft.habits.steps = 0
-  c.optimizer.lr = 0.01
-  c.kl.kind, c.kl.coef = "k3", 0.1
-  c.phases, c.rl.steps = plan, int(plan[-1].split(";")[0].split("=")[1])
-  config_lib.override(c, changes)
-  config_checks.fields(c)
-  _, params = run.stages(
-      config_lib.with_defaults(c),
-      workdir,
-      display.Display(False),
-      stop,
-      devices=jax.devices()[:1],
-  )
-  return tiny_session.digest(params)
+@pytest.fixture
+def make(monkeypatch):
+  """Runs the script on a tiny config, with a signal at some step."""
+  script = example("phases")
+  here = dict(devices=jax.devices()[:1], show=False)
+  train = functools.partial(api.train, **here)
+  ends = []
+
+  def kept(*args, **rest):
+    ends.append(train(*args, **rest))
+
+  monkeypatch.setattr(rl_reason, "train", kept, raising=False)
+
+  def made(workdir, stop, plan=PLAN, **changes):
+    c = tiny_session.tiny_config()
+    c.dynamic_sampling.enabled = False
+    c.dynamic_sampling.max_rounds = 10
+    c.sft.habits.steps = 0
+    c.optimizer.lr = 0.01
+    c.kl.kind, c.kl.coef = "k3", 0.1
+    config_lib.override(c, changes)
+    monkeypatch.setattr(script, "PHASES", plan)
+    monkeypatch.setattr(
+        run, "stopping", lambda *_: contextlib.nullcontext(stop)
+    )
+    script.main(workdir, c)
+    return tiny_session.digest(ends[-1].params)
+
+  return made
 
 
 def count(state, kind):
@@ -58,7 +73,7 @@ def count(state, kind):
 @pytest.mark.parametrize(
     "changes", [{}, {"advantage.name": "gae"}, {"lora.rank": 2}], ids=str
 )
-def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
+def test_phases_end_with_the_same_bits(changes, make, tmp_path, monkeypatch):
   seen = []
   carry = continued_run.carry_over
 
@@ -90,14 +105,17 @@ def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
   assert (critic is not None) == ("advantage.name" in changes)
   if critic is not None:
     assert count(critic, optax.ScaleByAdamState) > 0
-  lines = tiny_session.logged(tmp_path / "whole")
-  steps = [x["step"] for x in lines if x["stage"] == "rl"]
-  assert steps == [1, 2, 3, 4, 5]
-  # The reference is the policy that a phase starts from, if refreshed.
-  kl = {x["step"]: x["kl/reference"] for x in lines if x["stage"] == "rl"}
-  assert abs(kl[1]) < 1e-6 and abs(kl[3]) < 1e-6
-  assert min(kl[2], kl[4]) > 1e-6
-  last = [x for x in lines if x["stage"] == "evaluate"][-1]
+  logs = [
+      tiny_session.logged(tmp_path / "whole" / f"phase-{n}") for n in range(3)
+  ]
+  # The reference is the policy that a phase starts from, if renewed.
+  kl = [
+      [x["kl/reference"] for x in lines if x["stage"] == "rl"] for lines in logs
+  ]
+  assert list(map(len, kl)) == [2, 1, 2]
+  assert abs(kl[0][0]) < 1e-6 and abs(kl[1][0]) < 1e-6
+  assert min(kl[0][1], kl[2][0]) > 1e-6
+  last = [x for x in logs[2] if x["stage"] == "evaluate"][-1]
   means = {k.split("/")[1] for k in last if k.startswith("val-core/")}
   assert means == {"arithmetic-2+3", "arithmetic-4", "arithmetic-2+3+4+5+6"}
   lost = {k for k in last if "forgetting" in k}
@@ -108,21 +126,23 @@ def test_phases_end_with_the_same_bits(changes, tmp_path, monkeypatch):
     with pytest.raises(error):
       make(workdir, Stop(**{kind: int(part * whole.calls)}), **changes)
     assert make(workdir, Stop(), **changes) == want, kind
-    assert tiny_session.logged(workdir) == lines
+    for number, lines in enumerate(logs):
+      assert tiny_session.logged(workdir / f"phase-{number}") == lines
   there = workdir.rename(tmp_path / "there")  # paths may move
   assert make(there, Stop(), **changes) == want
 
 
-def test_another_optimizer_needs_no_state_of_the_one_before(tmp_path):
-  plan = "until=1", "until=2; optimizer.name=sgd; refresh=optimizer"
+def test_another_optimizer_needs_no_state_of_the_one_before(make, tmp_path):
+  sgd = {"optimizer.name": "sgd"}
+  plan = (1, (2, 3), {}, ()), (1, (2, 3), sgd, ("optimizer",))
   assert make(tmp_path, Stop(), plan)
 
 
-def test_what_cannot_be_continued_is_refused(tmp_path):
+def test_what_cannot_be_continued_is_refused(make, tmp_path):
   make(tmp_path, Stop(), PLAN[:2])
   c = config_lib.unflat(config_lib.load(tmp_path / "phase-1" / "config.json"))
   for changes, words in (
-      ({"optimizer.name": "sgd"}, "refresh=optimizer"),
+      ({"optimizer.name": "sgd"}, "rl.init_optimizer = False"),
       ({"model.width": 32}, "model.width is 16|sft.reuse"),
   ):
     other = c.copy_and_resolve_references()
