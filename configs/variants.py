@@ -19,7 +19,7 @@ from rl_reason.base.fields import (
     section,
 )
 
-EXPERTS, ROUNDS = "model.experts", "rounds.count"
+EXPERTS = "model.experts"
 # Filters of the next token, next to top_p; see docs/serving.md.
 FILTERS = dict(
     top_k=number(0, low=0),  # likeliest tokens; 0: all
@@ -146,7 +146,6 @@ def add(c) -> None:
           needs="kl.kind",
           not_with={
               "rollout.replay_routing": "a teacher has experts of its own",
-              "rounds.count": "each round has its own reference",
           },
       ),
       # What the reference reads in place of the prompt, with {prompt} and
@@ -234,7 +233,7 @@ def add(c) -> None:
       "rl",
       staleness=number(0, low=0),  # steps that sampling is ahead of learning
       # Work directory of a finished run, from whose last state RL starts.
-      init=path(not_with={"rounds.count": "rounds start from an export"}),
+      init=path(),
       # The reference of a KL is kl.reference, or this run's policy of SFT.
       init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
       # Of batches sampled ahead.
@@ -310,20 +309,6 @@ def add(c) -> None:
       # tokenizer or data; without one, the newest version is fetched.
       revisions="",
   )
-  c.rounds = section(  # generate, learn from what is kept, and again
-      "rounds",
-      count=number(0, low=0),  # 0 is off
-      # SFT on the samples of a round: its steps and learning rate.
-      steps=number(200, low=1, needs=(ROUNDS, "SFT in rounds")),
-      lr=rate(2e-5, needs=(ROUNDS, "SFT in rounds")),
-      # Share of samples of earlier rounds.
-      replay=number(0.0, low=0, high=1, needs=ROUNDS),
-      # With generate.keep = "pairs", which a reward model learns from: the
-      # weight of its score in the reward, and whether the verdict and
-      # reward.functions stay in the reward, too.
-      weight=number(1.0, needs=(ROUNDS, "reward models in rounds")),
-      verdict=field(False, needs=(ROUNDS, "reward models in rounds")),
-  )
   c.export = section(  # --stage=export
       "export",
       push_to="",  # 'owner/name' on the Hugging Face hub; '' is nowhere
@@ -331,10 +316,7 @@ def add(c) -> None:
       private=field(True, needs="export.push_to"),
       # Of the policy: 'same' is the dtypes of model.path, or float32; 'int8'
       # and 'int4' are weight-only. --stage=evaluate evaluates it, too.
-      precision=choice(
-          *("same", "bfloat16", "int8", "int4"),
-          not_with={"rounds.count": "a round starts from the exported policy"},
-      ),
+      precision=choice("same", "bfloat16", "int8", "int4"),
   )
   for one in features.declared():
     one.fields(c)

@@ -30,6 +30,8 @@ from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import passed_objects
 
 HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
+# Of a run, and of one that has trained.
+STAGES = (*run.TRAINS, "export", "generate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Result:
   Attributes:
     workdir: everything that the run wrote, the report among it.
     config: of the run, as checked; `parts["c"]` has what was found, too.
-    params: parameters of the policy, a pytree of arrays.
+    params: parameters of the policy, a pytree of arrays; None of a stage that
+      trains nothing.
     parts: tokenizer, model shape, engine and so on, see `run.open_parts`.
   """
 
@@ -161,7 +164,7 @@ def train(
     overrides: full names of fields -> their values.
     workdir: resumed if it holds a run of this config; if None, a new directory
       runs/train-1, runs/train-2, ...
-    stage: 'all', or one of `run.TRAINS`.
+    stage: 'all', or one of `STAGES`.
     devices: of jax that the run uses; None for all.
     show: whether to print progress.
 
@@ -170,10 +173,8 @@ def train(
     RunError, DataError: the run cannot go on; its state is saved.
     Stopped: SIGTERM or Ctrl-C; the same call with this workdir resumes.
   """
-  if stage not in run.TRAINS:
-    raise ConfigError(
-        f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
-    )
+  if stage not in STAGES:
+    raise ConfigError(f"stage = {stage!r}: must be one of {', '.join(STAGES)}")
   if workdir is not None and (why := run_directory.why_no_name(str(workdir))):
     raise ConfigError(f"workdir = {str(workdir)!r}: {why}")
   path = pathlib.Path(workdir or _new_directory()).expanduser()
@@ -199,7 +200,7 @@ def train(
   c, _, remarks = command_line.examine(config, fields, path, stage, faults)
   faults.end()
 
-  with screen_lib.guarded(path), run.stopping() as stop:
+  with screen_lib.guarded(path), run.stopping(stage) as stop:
     installation.start_devices()
     import jax
 

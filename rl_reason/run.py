@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import functools
 import inspect
 import pathlib
 import pkgutil
@@ -44,7 +43,6 @@ CHECKS = {
     "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
 }
-ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
 # These need only a work directory.
@@ -111,12 +109,6 @@ def stages(
   from rl_reason.checks import traced_functions
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
-
-  if config.rounds.count:
-    each = functools.partial(stages, logger=logger, devices=devices)
-    with compilation_cache.kept(screen.say):
-      run = pkgutil.resolve_name(ROUNDS)
-      return run(config, workdir, screen, stop, each, stage)
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache.kept(screen.say))

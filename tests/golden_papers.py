@@ -18,6 +18,7 @@ import numpy as np
 import padded
 import reference
 import reference_model
+from conftest import example
 from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
 from tiny_session import programs
 
@@ -26,7 +27,6 @@ from rl_reason.base.structs import Experience, Rollouts
 from rl_reason.checks import config_checks, config_facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
-from rl_reason.lab import rounds
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model, critic_config
 from rl_reason.training import optimizer, packing, step
@@ -350,11 +350,18 @@ PAPERS = {
 }
 
 
+def config_of(name):
+  """The config of a preset, or of a run that a script makes."""
+  if name == "ppo_reward_model":  # its reward is a model's score
+    script = example("iterative_grpo")
+    c = script.get_config(critic=True)
+    return script.of_round(c, 1, pathlib.Path("rounds"), "rounds/model")
+  return importlib.import_module(f"configs.{name}").get_config()
+
+
 def small(name):
   """A config cut down to these rows; its algorithm stays."""
-  c = importlib.import_module(f"configs.{name}").get_config()
-  if c.rounds.count:  # the run of a round, whose reward is a model's score
-    c = rounds.of_round(c, 1, pathlib.Path("rounds"), model="rounds/model")
+  c = config_of(name)
   config_checks.fields(c)
   fields = config.flat(c)
   for field, wanted in PAPERS[name].fields.items():
@@ -528,8 +535,7 @@ def step_of(name, cfg):
   orders = np.arange(16), np.random.default_rng(6).permutation(16)
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
   model = model_of(c, cfg)
-  full_size = importlib.import_module(f"configs.{name}").get_config()
-  on_policy = config_facts.on_policy(full_size)
+  on_policy = config_facts.on_policy(config_of(name))
   with (
       jax.set_mesh(model.mesh),
       mock.patch.object(build_step, "CompiledOnce", Quick),

@@ -10,7 +10,7 @@ from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import config_checks, config_files
+from rl_reason.checks import config_files
 from rl_reason.lab import ablate, ablation_pages, comparison, halving, jobs
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
@@ -233,52 +233,6 @@ def test_bases_come_first_and_rows_reuse_them(plan):
   assert "--config.sft.reuse=mine" in found[-1].args
 
 
-def test_a_base_of_a_row_with_rounds_has_none():
-  """A single stage belongs to no round; a round pretrains its own critic."""
-  own = {"rounds.weight": 0.5, "critic.pretrain_steps": 2, "kl.coef": 0.1}
-  c = ladder(
-      rows=[("a", "configs/ppo_reward_model.py", own)],
-      reference="a",
-      seeds=(1,),
-  )
-  sft, row = ablate.plan(c, pathlib.Path("runs"), "try")
-  assert "--stage=sft" in sft.args and "--config.rounds.count=0" in sft.args
-  assert "--config.critic.init=policy" in sft.args
-  assert not any("rounds.weight" in x for x in sft.args)
-  assert "--config.rounds.weight=0.5" in row.args
-  assert not any("rounds.count" in x or "critic.init" in x for x in row.args)
-  assert row.bases == (sft.workdir,)
-  path, *flags = (x.removeprefix("--config") for x in sft.args[:-2])
-  changes = dict(x[1:].split("=", 1) for x in flags)
-  config_checks.checked(path[1:], changes)  # the base is a run that can begin
-
-
-def test_data_of_a_row_with_rounds_are_those_of_its_rounds(tmp_path):
-  place = tmp_path / "round-1"
-  place.mkdir(parents=True)
-  held_out = {"stage": "evaluate", "val-core/toy/acc/mean@4": 0.5}
-  outer = [held_out | {"step": i, "rounds/tokens": 30} for i in (0, 1)]
-  inner = [held_out | {"step": 0}]
-  inner += [{"stage": "rl", "step": 3, "tokens/generated": 70}]
-  inner += [held_out | {"step": 3, "val-core/toy/acc/mean@4": 0.75}]
-  (place / "machine.json").write_text('{"jax": "0.10"}')
-  fields = {"rl.steps": 3, "rounds.count": 1}
-  for folder, lines in ((tmp_path, outer), (place, inner)):
-    text = "".join(json.dumps(x) + "\n" for x in lines)
-    (folder / "metrics.jsonl").write_text(text)
-  (tmp_path / "config.json").write_text(json.dumps(fields))
-  (tmp_path / "job.json").write_text('{"done": true, "seconds": 1.0}')
-  row = jobs.Job("low, seed 1", tmp_path, [], fields, row="low", seed=1)
-  data = comparison.collect(ladder(seeds=(1,)), [row], {}, "", {})
-  assert data["environment"] == {"jax": "0.10"}
-  assert data["runs"][0]["evaluate"] == {
-      "step": [0, 3],
-      "tokens": [30, 100],
-      "flops": [None, None],
-      "accuracy": [0.5, 0.75],
-  }
-
-
 # Runs.
 
 
@@ -431,11 +385,6 @@ def test_successive_halving(child, tmp_path, capsys):
             (2,),
             {"optimizer.schedule": "cosine"},
             "row 'low' has a schedule over rl.steps",
-        ),
-        (
-            (2,),
-            {"rounds.count": 1, "generate.keep": "pairs"},
-            "row 'low' has rounds.count = 1",
         ),
     ],
 )

@@ -662,7 +662,7 @@ seed tokenizer task. data.train data.evaluate data.chat model. mesh.
 sft.steps sft.samples sft.reuse sft.habits.steps rollout. reward. advantage.
 correction. kl.kind updates.token_budget optimizer.name
 optimizer.clip_norm optimizer.offload rl. evaluate. checkpoint. log. streams.
-reward_model. serve. generate. hub. rounds. export.
+reward_model. serve. generate. hub. export.
 critic. environment.
 """.split()
 

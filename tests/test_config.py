@@ -102,6 +102,8 @@ def test_smoke_of_dapo():
       "rl.steps": 3,
       "reward_model.steps": 20,
       "reward_model.evaluate_pairs": 64,
+      "generate.prompts": 64,
+      "generate.batch": 32,
       "evaluate.prompts": 16,
       "evaluate.interim_prompts": 16,
       "evaluate.batch": 16,

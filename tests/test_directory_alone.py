@@ -375,7 +375,7 @@ def test_what_may_be_set_without_the_config(place):
       "rollout.weights": "int8",
   }
   assert evaluate.elsewhere(c, place.run) == differs
-  run_directory.check(place.run, c, evaluates=True)  # as with --config
+  run_directory.check(place.run, c, "evaluate")  # as with --config
   with pytest.raises(errors.ConfigError, match="turn_tokens: 4 -> 9"):
     run_directory.check(place.run, c)
   with pytest.raises(errors.ConfigError, match="turn_tokens = 48: must be les"):

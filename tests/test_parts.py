@@ -26,8 +26,6 @@ def test_what_a_run_opens_has_these_names(tmp_path):
   assert got == (session.tok, session.config)
 
 
-@pytest.mark.parametrize(
-    "path", [*run.CHECKS.values(), run.ROUNDS, run.AUTOMATIC_REMAT]
-)
+@pytest.mark.parametrize("path", [*run.CHECKS.values(), run.AUTOMATIC_REMAT])
 def test_what_a_run_names_exists(path):
   assert callable(pkgutil.resolve_name(path))

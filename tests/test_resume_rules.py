@@ -1,6 +1,7 @@
 """What may change on resume."""
 
 import json
+import re
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_a_run_goes_on_without_a_feature_that_it_left_off(name, gone, tmp_path):
   path.write_text(json.dumps(OLD | {name: gone.off}))
   assert config.load(path) == OLD
   path.write_text(json.dumps(OLD | {name: used}))
-  message = f"{name} = {used}: was taken out: {gone.instead}; .* --workdir$"
+  message = re.escape(f"{name} = {used}: was taken out: {gone.instead}; ")
+  message += ".* --workdir$"
   with pytest.raises(ConfigError, match=message):
     config.load(path)
 

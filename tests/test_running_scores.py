@@ -209,10 +209,3 @@ def test_what_does_nothing_is_refused(fields, words):
   c.reward.update(fields)
   with pytest.raises(errors.ConfigError, match=words):
     config_checks.fields(c, tuple(f"reward.{x}" for x in fields))
-
-
-def test_rounds_that_train_reward_models_may_scale_their_scores():
-  c = base.arithmetic()
-  c.rounds.count, c.generate.keep = 1, "pairs"
-  c.reward.model_scale = "running"
-  config_checks.fields(c, ("reward.model_scale",))

@@ -3,7 +3,8 @@ r"""The baselines in one table: SFT, PPO, a reward model, GRPO, DAPO, VAPO.
 python -m rl_reason.ablate --out=studies/baselines \
   --config=configs/ablations/baselines.py
 
-See studies/baselines/plan.md.
+See studies/baselines/plan.md. The row of PPO with a reward model, which is
+examples/iterative_grpo.py --ppo, was made by a config of its own.
 """
 
 from rl_reason.lab import ablate
@@ -14,7 +15,6 @@ SFT = 80 + STEPS * 256 * (7 + 1 + 3) // (96 * 3)
 ROWS = (
     ("SFT", "sft_control", {"rl.steps": 0, "sft.habits.steps": SFT}),
     ("PPO", "ppo", {}),
-    ("PPO + reward model", "ppo_reward_model", {}),
     ("GRPO", "grpo", {}),
     ("DAPO", "dapo", {}),
     ("VAPO", "vapo", {}),

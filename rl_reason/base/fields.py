@@ -132,8 +132,18 @@ _PHASES = (
     "examples/phases.py runs the phases of a plan one after the other, and"
     " goes on with a phase in WORKDIR/phase-K"
 )
+_ROUNDS = (
+    "examples/rejection_sampling.py and examples/iterative_grpo.py run rounds"
+    " one after the other"
+)
 # Fields of earlier versions whose feature was taken out.
 REMOVED = {
+    "rounds.count": Removed(0, _ROUNDS),
+    "rounds.steps": Removed(200, _ROUNDS),
+    "rounds.lr": Removed(2e-5, _ROUNDS),
+    "rounds.replay": Removed(0.0, _ROUNDS),
+    "rounds.weight": Removed(1.0, _ROUNDS),
+    "rounds.verdict": Removed(False, _ROUNDS),
     "phases": Removed([], _PHASES),
     "covariance.name": Removed("none", _COVARIANCE),
     "covariance.args": Removed({}, _COVARIANCE),

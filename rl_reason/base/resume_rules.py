@@ -84,7 +84,6 @@ FREE = (
     "mesh.",
     "checkpoint.",
     "rl.steps",
-    "rounds.count",
     "rl.max_steps_uncertified",
     "rl.max_steps_without_update",
     "sft.threshold",
@@ -202,13 +201,11 @@ def differences(old: Fields, new: Fields) -> list[str]:
     if name in EARLIER and name not in old:
       return bool(new[name] == EARLIER[name])
     if name == "rl.steps":
-      return not (reads_progress(new) or new.get("rounds.count"))
+      return not reads_progress(new)
     if name == "data.programs" and new.get("task.name") != "files":
       return True  # only rows of files have programs
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
-    if name.startswith("generate.") and new.get("rounds.count"):
-      return False  # the rounds learn from what it writes
     if name in movable() and (content := new.get(f"content.{name}")):
       return content == old.get(f"content.{name}")
     return name.startswith(FREE)

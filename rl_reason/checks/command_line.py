@@ -290,5 +290,5 @@ def examine(
       if stage == "replay":
         replay_rules.check(saved_config.recorded(workdir), config)
       else:
-        run_directory.check(workdir, config, evaluates=stage == "evaluate")
+        run_directory.check(workdir, config, stage)
   return config, workdir, notes

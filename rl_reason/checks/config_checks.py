@@ -42,7 +42,6 @@ RULES = (
     model_rules.optimizer,
     model_rules.rates,
     data_rules.repositories,
-    rl_rules.rounds,
     data_rules.environment,
     rl_rules.rewards,
     rl_rules.process,

@@ -316,11 +316,6 @@ def reward_models(c) -> list[str]:
   return [name for x in terms for name in reward_terms.models_of(x.name)]
 
 
-def trains_reward_models(c) -> bool:
-  """Whether each round trains a reward model, whose score is rewarded."""
-  return bool(c.rounds.count) and c.generate.keep == "pairs"
-
-
 def sft_steps(c) -> int:
   """Steps of SFT."""
   return 0 if c.sft.reuse else c.sft.steps + c.sft.habits.steps

@@ -103,11 +103,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)
-  if c.rounds.count:
-    at_most("rounds", count=2)
-    at_most("generate", prompts=64, samples=8, batch=32)
-    if c.generate.keep != "pairs":
-      at_most("rounds", steps=10)
+  at_most("generate", prompts=64, samples=8, batch=32)
   at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
   at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))
 

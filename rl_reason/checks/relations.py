@@ -80,20 +80,11 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "optimizer.name = 'sgd' has no moments and no weight decay"
     ),
     "a reward model": lambda c: (
-        not config_facts.trains_reward_models(c)
-        and not any(
+        not any(
             reward_terms.is_model(x.name)
             for x in reward_terms.terms(c.reward.functions)
         )
-        and "reward.functions names no reward model, and no round trains one"
-    ),
-    "SFT in rounds": lambda c: (
-        c.generate.keep == "pairs"
-        and "a round trains a reward model with generate.keep = 'pairs'"
-    ),
-    "reward models in rounds": lambda c: (
-        c.generate.keep != "pairs"
-        and f"a round trains SFT with generate.keep = {c.generate.keep!r}"
+        and "reward.functions names no reward model"
     ),
 }
 
@@ -102,11 +93,11 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
 # to a part of training that an override leaves out.
 OF_COMMANDS: Mapping[str, Callable[[Any], Any]] = {
     "RL": lambda c: (
-        not (c.rl.steps or c.critic.pretrain_steps or c.rounds.count)
+        not (c.rl.steps or c.critic.pretrain_steps)
         and "rl.steps = 0, and SFT has fields of its own, such as sft.lr"
     ),
     "SFT": lambda c: (
-        not (c.sft.steps or c.sft.habits.steps or c.rounds.count)
+        not (c.sft.steps or c.sft.habits.steps)
         and "sft.steps = 0, and RL has fields of its own, such as optimizer.lr"
     ),
     "SFT of habits": lambda c: (

@@ -1,4 +1,4 @@
-"""Rules of RL: sampling, rewards, advantages, the loss, rounds."""
+"""Rules of RL: sampling, rewards, advantages, the loss."""
 
 from collections.abc import Iterator
 
@@ -274,9 +274,7 @@ def critic(c) -> Iterator[Rule]:
         "the critic of another run replaces the one of critic.init ="
         " 'exported': leave one of them out"
     )
-  # A round has a reward model, which is the critic's path if none is named.
-  of_round = config_facts.trains_reward_models(c) and not v.path
-  if bool(v.path) != (v.init == "exported") and not of_round:
+  if bool(v.path) != (v.init == "exported"):
     yield "critic.path", (
         "is for critic.init = 'exported': leave it out, or set critic.init"
         if v.path
@@ -328,27 +326,3 @@ def loss(c) -> Iterator[Rule]:
       exists, needs = there.get(name, (True, ""))
       if not exists:
         yield field, f"{own.label} takes {name}: set {needs}"
-
-
-def rounds(c) -> Iterator[Rule]:
-  """Rounds: samples of the policy, and what is learned from them."""
-  keep = c.generate.keep
-  if not c.rounds.count:
-    return
-  if config_facts.environment(c):
-    yield "rounds.count", (
-        "--stage=generate plays no environments: leave it at 0"
-    )
-  if keep in ("all", "prompts"):
-    why = "would imitate incorrect responses, too"
-    yield "generate.keep", (
-        f"{why if keep == 'all' else 'keeps no responses'}: use 'correct',"
-        " 'best', 'majority', or 'pairs' for a reward model"
-    )
-  if keep == "correct" and config_facts.no_verifier(c):
-    yield "generate.keep", "nothing says which are correct: use 'best'"
-  if keep == "pairs" and not c.rl.steps:
-    yield "rl.steps", (
-        "RL alone learns from the reward model of a round: set it above 0, or"
-        " use another generate.keep"
-    )

@@ -17,7 +17,6 @@ from rl_reason.checks.path_contents import content
 # Of the model that the run starts from; see `stages.starting_model`.
 MODEL, TOKENIZER = "origin/model", "origin/tokenizer"
 MAX_NAME = 80  # characters
-NO_SOURCE = ",*(@"  # refused in paths of sources and of reward models
 ENDS_SOURCE = ","  # what the path of a source never has
 
 
@@ -49,13 +48,9 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     if not same and not field.startswith(resume_rules.FREE):
       changed.append(f",{field}={text(value)}")
   full = name + "".join(changed)
-  if config.rounds.count:  # data.train and others name files of rounds
-    full = full.translate(dict.fromkeys(map(ord, NO_SOURCE), "+"))
   if len(full) <= MAX_NAME:
     return pathlib.Path("runs") / full
   digest, left = hashlib.sha256(full.encode()).hexdigest()[:8], len(changed)
-  if config.rounds.count:
-    return pathlib.Path("runs") / f"{name}+{digest}"
   room = MAX_NAME - len(f",+{left}-{digest}")
   name = name[:room]
   for part in changed:
@@ -166,14 +161,25 @@ def _why_no_place(workdir: pathlib.Path) -> str:
   return what and f"is {what}; {hint} own for the run"
 
 
-def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
+# Stage -> fields that it may have other than the run: an evaluation has other
+# sets, difficulties, lengths, sampling or reward functions; samples are graded
+# with other rewards.
+OTHERS = {
+    "evaluate": (
+        *("data.", "evaluate.", "reward.functions"),
+        *resume_rules.ELSEWHERE,
+    ),
+    "generate": ("reward.",),
+}
+
+
+def check(workdir: pathlib.Path, config, stage: str = "all") -> None:
   """Checks that a work directory holds no run, or one with the same numbers.
 
   Args:
     workdir: as given.
     config: of the run that is about to begin or to resume.
-    evaluates: the run is only evaluated, on other sets, difficulties or
-      lengths, with other sampling, or with other reward functions.
+    stage: of `run.STAGES`.
 
   Raises:
     ConfigError: it holds a run of another config.
@@ -192,9 +198,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     if old.get(name) != new[name] and f"content.{name}" in old:
       new[f"content.{name}"] = content(config, name)
   differ = resume_rules.differences(old, new)
-  if evaluates:
-    free = "data.", "evaluate.", "reward.functions", *resume_rules.ELSEWHERE
-    differ = [x for x in differ if not x.startswith(free)]
+  differ = [x for x in differ if not x.startswith(OTHERS.get(stage, ()))]
   if differ:
     raise errors.ConfigError(
         f"--workdir = {workdir}: holds a run of another config"

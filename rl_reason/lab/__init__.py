@@ -1,1 +1,1 @@
-"""What uses whole runs: ablations, sweeps, rounds, samples, sizes."""
+"""What uses whole runs: ablations, sweeps, samples, sizes."""

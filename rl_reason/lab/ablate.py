@@ -228,14 +228,14 @@ def plan(
       reuse = {}
       for stage, (field, depends) in BASES.items():
         pretrains = fields.get("critic.pretrain_steps", 0) > 0
-        pretrains &= not fields.get("rounds.count")  # a round does so itself
         if fields.get(field) or (stage == "value" and not pretrains):
           continue
         key = {k: v for k, v in fields.items() if k.startswith(depends)}
         text = json.dumps(key, sort_keys=True).encode()
         workdir = folder / stage / hashlib.sha256(text).hexdigest()[:12]
-        alone = _without_rounds(fields, overrides) | reuse
-        args = jobs.arguments(path, alone, workdir, f"--stage={stage}")
+        args = jobs.arguments(
+            path, overrides | reuse, workdir, f"--stage={stage}"
+        )
         title = f"{stage}, seed {seed} ({workdir.name})"
         found.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
         reuse[field] = str(workdir)
@@ -248,19 +248,6 @@ def plan(
           title, workdir, args, fields | reuse, bases, row, seed
       )
   return list(found.values())
-
-
-def _without_rounds(
-    fields: dict[str, Any], overrides: dict[str, Any]
-) -> dict[str, Any]:
-  """The overrides of a row for a base: a single stage belongs to no round."""
-  if not fields.get("rounds.count"):
-    return overrides
-  out = {k: v for k, v in overrides.items() if not k.startswith("rounds.")}
-  out["rounds.count"] = 0
-  if fields["critic.init"] == "exported" and not fields["critic.path"]:
-    out["critic.init"] = "policy"  # a round has the reward model
-  return out
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:

@@ -19,7 +19,6 @@ from scipy import stats
 
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.base.errors import ConfigError
-from rl_reason.lab import rounds
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, machine, scores
@@ -54,9 +53,6 @@ def collect(
     if not job.row or (job.row, job.seed) in known or not job.finished():
       continue
     lines, place = run_log.read_metrics(job.workdir), job.workdir
-    if count := job.fields.get("rounds.count"):
-      lines = rounds.lines_of_rl(place, job.fields["rl.steps"])
-      place = rounds.directory(place, count)
     first, _ = scores.before_after(lines)  # of those that have a score
     accuracy, _ = scores.headline(scores.scores(first or {}))
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}

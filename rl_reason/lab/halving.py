@@ -33,8 +33,8 @@ def check(
     rungs: numbers of RL steps.
 
   Raises:
-    ConfigError: the rungs do not ascend or exceed a row, a row has rounds, or
-      a row computes something from the share of its steps that are done.
+    ConfigError: the rungs do not ascend or exceed a row, or a row computes
+      something from the share of its steps that are done.
   """
   if any(a >= b for a, b in itertools.pairwise((0, *rungs))):
     raise ConfigError(f"--rungs = {rungs}: name ascending numbers of RL steps")
@@ -45,12 +45,6 @@ def check(
       raise ConfigError(
           f"--rungs = {rungs}: row {job.row!r} has rl.steps ="
           f" {job.fields['rl.steps']}; name rungs below"
-      )
-    if job.fields.get("rounds.count"):
-      raise ConfigError(
-          f"--rungs: row {job.row!r} has rounds.count ="
-          f" {job.fields['rounds.count']}, and a round begins anew with other"
-          " rl.steps; leave out --rungs, or set rounds.count = 0"
       )
     if resume_rules.reads_progress(job.fields):
       raise ConfigError(

@@ -27,7 +27,6 @@ from rl_reason.monitoring import stop_signals
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
 WORKER = (sys.executable, "-m", "rl_reason.worker")
-LENGTHS = ("rl.steps", "rounds.count")  # a finished run may be made longer
 # Replaces itself by a command that gets SIGTERM when its parent, the process of
 # the given id, is killed. PR_SET_PDEATHSIG survives exec.
 WITH_PARENT = """
@@ -74,12 +73,11 @@ class Job(NamedTuple):
     new = json.loads(json.dumps(self.fields))
     old = self._json("config.json")
     old = {k: v for k, v in old.items() if self.row or k in new}
-    longer = [
-        f"{name}: {old[name]} -> {new.get(name)}"
-        for name in LENGTHS
-        if name in old and old[name] != new.get(name)
-    ]
-    return resume_rules.differences(old, new) + longer
+    found = resume_rules.differences(old, new)
+    steps = "rl.steps"  # a finished run may be made longer
+    if steps in old and old[steps] != new.get(steps):
+      found.append(f"{steps}: {old[steps]} -> {new.get(steps)}")
+    return found
 
   def finished(self) -> bool:
     """Whether the job has run to its end with this config."""

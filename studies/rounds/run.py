@@ -5,8 +5,11 @@
   python -m studies.rounds.run --collect  # of the runs made so far
   python -m studies.rounds.run --table    # only the tables, from JSON
 
-Writes rounds.json and .md. The seeds are the default one and 4 of a
-hash. GRPO starts from the SFT of rejection sampling of the same seed.
+The runs were made with the field rounds.count, which commit 655fb56c is the
+last one to have; examples/rejection_sampling.py and examples/iterative_grpo.py
+make the same rounds. Writes rounds.json and .md. The seeds are the default one
+and 4 of a hash. GRPO starts from the SFT of rejection sampling of the same
+seed.
 """
 
 import functools
@@ -15,7 +18,7 @@ import pathlib
 
 from bench import results, runs
 from bench.training import seeds
-from rl_reason.lab import ablate, jobs, rounds
+from rl_reason.lab import ablate, jobs
 from rl_reason.monitoring import run_log
 from rl_reason.report import scores
 
@@ -41,7 +44,7 @@ def job(name: str, seed: int, count: int) -> jobs.Job:
   """A run of `count` rounds."""
   fields: dict = {"seed": seed, "rounds.count": count}
   if name != ROWS[0]:
-    base = rounds.directory(directory(ROWS[0], seed), 0)
+    base = directory(ROWS[0], seed) / "round-0"
     fields["sft.reuse"] = str(base.relative_to(results.ROOT))
   return runs.run(f"configs/{name}.py", directory(name, seed), fields)
 
@@ -59,7 +62,7 @@ def read(name: str, seed: int) -> dict:
   # The score of the reward model and the verdicts, by step of RL.
   steps = []
   for number in range(len(lines)):
-    place = rounds.directory(directory(name, seed), number)
+    place = directory(name, seed) / f"round-{number}"
     steps += [
         dict(
             round=number,
@@ -139,9 +142,7 @@ def measure(given) -> dict:
   made = [x for x in order if finished(*x)]
   return dict(
       command="python -m studies.rounds.run",
-      environment=results.run_environment(
-          rounds.directory(directory(*made[0]), 0)
-      ),
+      environment=results.run_environment(directory(*made[0]) / "round-0"),
       runs=[read(*x) for x in made],
   )
 
