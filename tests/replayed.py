@@ -103,13 +103,11 @@ def replayed_session(workdir, step, **given):
 
 
 def files(workdir):
-  """Size and time of each file of a run; its report lists the replays."""
+  """Size and time of each file of a run."""
   return {
       path: (path.stat().st_size, path.stat().st_mtime_ns)
       for path in workdir.rglob("*")
-      if path.is_file()
-      and "replay" not in path.parts
-      and path.name != "report.html"
+      if path.is_file() and "replay" not in path.parts
   }
 
 
@@ -148,7 +146,8 @@ def check(place, workdir):
   for m, one in enumerate(steps, 1):
     with np.load(place / f"gradient-{m}.npz") as gradient:
       square = sum(np.vdot(x, x) for x in gradient.values())
-    np.testing.assert_allclose(square**0.5, one["grad_norm"], rtol=1e-4)
+    norm = one["metrics"]["grad_norm"]
+    np.testing.assert_allclose(square**0.5, norm, rtol=1e-4)
     of_layers = sum(x**2 for x in one["norms"].values())
     np.testing.assert_allclose(of_layers, square, rtol=1e-4)
   return record, arrays

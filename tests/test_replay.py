@@ -14,7 +14,6 @@ import replayed
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import command_line, rules, saved_config
 from rl_reason.lab import replay, replay_record
-from rl_reason.report import page
 from rl_reason.tasks import arithmetic
 
 
@@ -40,40 +39,24 @@ def test_a_step_is_rebuilt_to_the_bit_and_twice_rewarded(finished):
   share_MBT, clipped_MBT = arrays["share_MBT"], arrays["clipped_MBT"]
   np.testing.assert_allclose(share_MBT.sum((1, 2)), 1, atol=0.02)
   assert clipped_MBT.any() and not share_MBT[clipped_MBT].any()
-  for m, step in enumerate(record["optimizer_steps"]):
+  steps = record["optimizer_steps"]
+  for m, step in enumerate(steps):
     by_hand = replayed.clip_fraction(arrays, m, 0.2, 0.2)
-    assert step["clip_fraction"] == pytest.approx(by_hand, abs=1e-6)
-  tables = (place / "replay.md").read_text()
-  assert "to the bit" in tables and "| layer 0 |" in tables
+    assert step["metrics"]["pg_clipfrac"] == pytest.approx(by_hand, abs=1e-6)
+  assert "layer 0" in steps[0]["norms"]
 
   assert record["overrides"] == {"reward.correct": 2, "reward.incorrect": -2}
   assert place.name == "step-3,reward.correct=2.0,reward.incorrect=-2.0"
-  different = record["different"]
+  other = record["other"]
   np.testing.assert_allclose(
       arrays["other_advantages_BT"], 2 * arrays["advantages_BT"], rtol=1e-6
   )
-  largest = np.abs(arrays["advantages_BT"]).max()
-  assert different["advantages"]["max"] == pytest.approx(largest)
-  assert different["advantages"]["sign_changes"] == 0
-  first, *_ = different["optimizer_steps"]
-  assert first["cosine"] == pytest.approx(1, abs=1e-6)
-  one, two = first["grad_norm"]
+  assert other["gradient_cosines"][0] == pytest.approx(1, abs=1e-6)
+  one, two = (
+      x[0]["metrics"]["grad_norm"] for x in (steps, other["optimizer_steps"])
+  )
   assert two == pytest.approx(2 * one, rel=1e-5)
   assert not list((finished / "replay").glob(".step*")), "the copy is removed"
-
-
-@pytest.mark.slow  # after the replay of the step before
-def test_the_report_has_the_command_of_a_step(finished):
-  found = page.data_of(finished)["replay"]
-  assert found["last"] == 3
-  assert found["command"].endswith(f"--workdir={finished} --stage=replay")
-  norms = [replayed.logged(finished, n)["actor/grad_norm"] for n in (1, 2, 3)]
-  what, step, value = found["rows"][0]
-  assert (what, step) == ("largest gradient norm", np.argmax(norms) + 1)
-  assert float(value) == pytest.approx(max(norms), rel=1e-3)
-  place = "replay/step-3,reward.correct=2.0,reward.incorrect=-2.0/replay.md"
-  assert found["done"] == [place]
-  assert place in (finished / "report.html").read_text()
 
 
 def test_a_changed_record_is_named(finished, tmp_path):
@@ -107,24 +90,18 @@ def test_a_changed_record_is_named(finished, tmp_path):
 
 def test_numbers_that_are_not_finite_are_shown():
   """The record has None for them, as JSON does."""
-  token = dict.fromkeys(("logps", "ratio", "advantage", "weight", "share"))
-  place = dict(optimizer_step=1, response=0, position=2, token="a", clipped=1)
-  record = dict(
-      step=3,
-      recorded=dict(equal=None, differences=[]),
-      batch=dict(responses=2, rewards={}, advantages={}),
-      optimizer_steps=[dict(grad_norm=None, clip_fraction=0.25)],
-      tokens=[place | token],
+  found = types.SimpleNamespace(
+      rows=types.SimpleNamespace(age_B=np.array([0, 0, -1])),
+      batch=types.SimpleNamespace(
+          mask_BT=np.array([[True, False]] * 2),
+          advantages_BT=np.array([[1.0, 9], [-0.5, 9]]),
+      ),
   )
-  said, rows = [], []
-  shown = types.SimpleNamespace(
-      say=said.append, table=lambda title, head, lines: rows.extend(lines)
+  step = dict(metrics=dict(grad_norm=None, pg_clipfrac=0.25))
+  assert replay_record._text(found, dict(optimizer_steps=[step])) == (
+      "2 responses, 2 tokens in the loss, advantages -0.5 to 1; gradient norms"
+      " nan and clip fractions 0.25 of 1 optimizer steps"
   )
-  replay_record._show(record, shown)
-  assert said[-1].endswith(
-      "gradient norm -, clip fraction 0.25 in 1 optimizer steps"
-  )
-  assert rows == [["1", "0", "2", "'a'", *"-----", "clipped"]]
 
 
 def test_the_policy_after_a_step_is_compared(finished, tmp_path):

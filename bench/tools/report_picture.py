@@ -46,7 +46,6 @@ def shown(workdir: pathlib.Path) -> dict[str, Any]:
   """What the picture shows of the report of a run."""
   data = page.data_of(workdir)
   out = data | dict.fromkeys(EMPTY, []) | dict(running=False, notes=[])
-  out["replay"] = dict(command="", last=0, rows=[], done=[])  # not shown
   out["environment"] = results.run_environment(workdir)  # not shown
   rows = [x for x in data["scores"]["rows"] if x["name"] in SCORES]
   # Columns of other prompts have no such scores.

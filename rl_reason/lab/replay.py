@@ -1,7 +1,6 @@
 """The replay stage: one step of RL again, and what else it might have been.
 
-  WORKDIR/replay/step-N/replay.md       tables to read
-  WORKDIR/replay/step-N/replay.json     the same, with all responses
+  WORKDIR/replay/step-N/replay.json     the metrics of each optimizer step
   WORKDIR/replay/step-N/arrays.npz      the batch, its credit, and its tokens
   WORKDIR/replay/step-N/gradient-M.npz  the gradient of each optimizer step
 
@@ -40,7 +39,6 @@ from rl_reason.lab import optimizer_steps, replay_record
 from rl_reason.lab.optimizer_steps import Learning, OptimizerStep
 from rl_reason.models import lora
 from rl_reason.monitoring import run_log
-from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
@@ -53,7 +51,6 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
-from rl_reason.tasks import Row
 from rl_reason.training import packing
 from rl_reason.training.optimizer import is_stacked
 from rl_reason.training.step import minibatches, train_batch
@@ -120,7 +117,7 @@ def run(
     )
     start = _start(own, copy, step, parts)
     rl.train(own, *start, rollout_engine=rollout_engine, replay=watch, **parts)
-    assert watch.found and watch.row_of  # or there is an error
+    assert watch.found  # or there is an error
     same = replay_record.compare(
         workdir, copy.place, copy.step or 0, step, watch.digest
     )
@@ -128,21 +125,15 @@ def run(
   command += f" --stage=replay --step={step}"
   for name, x in changes.items():
     command += " " + shlex.quote(f"--config.{name}={x}")
-  replay_record.write(
-      place,
-      watch.found,
-      head=dict(
-          command=command,
-          step=step,
-          checkpoint=copy.step,
-          overrides=changes,
-          recorded=same,
-      ),
-      row_of=watch.row_of,
-      tok=tok,
-      display=output.display,
+  head = dict(
+      command=command,
+      step=step,
+      checkpoint=copy.step,
+      overrides=changes,
+      recorded=same,
   )
-  page.refresher(workdir, say)()  # the report links to its replays
+  for line in replay_record.write(place, watch.found, head):
+    say(line)
   return place
 
 
@@ -378,7 +369,6 @@ class Watch:
 
   Attributes:
     found: what the step was; None before.
-    row_of: prompt id -> its row of the data; None before.
     digest: of the policy after the step; None before.
   """
 
@@ -393,7 +383,6 @@ class Watch:
       output: Output,
   ):
     self.found: Found | None = None
-    self.row_of: Callable[[int], Row] | None = None
     self.digest: int | None = None
     self._own, self._other, self._step = own, other, step
     self._place, self._model, self._output = place, model, output
@@ -433,7 +422,6 @@ class Watch:
     if state.step + 1 != self._step:
       return
     self._output.display.doing("gradients")
-    self.row_of = state.collector.prompts.row
     own = Update(rows, plan, credit, batch, data_M, coefs)
     updates = [(self._own, own)]
     if self._other is not None:

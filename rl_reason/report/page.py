@@ -40,13 +40,6 @@ DOUBTFUL_BYTES = 200_000
 
 CONTENT = "content."  # prefix of fields with hashes of files
 
-# Metrics whose largest value marks a step that is worth a replay.
-LOOK_AT = {
-    "actor/grad_norm": "largest gradient norm",
-    "actor/pg_clipfrac": "largest clip fraction",
-    "actor/log_ratio_max": "largest log ratio",
-    "critic/grad_norm": "largest gradient norm of the critic",
-}
 # Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
     "actor/update_skipped": (
@@ -157,7 +150,6 @@ def _data(workdir: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
       doubtful_note=_doubtful_note(len(rejected), all_rejected),
       groups=shown,
       groups_note=groups_note,
-      replay=_replay(workdir, rl),
       run=run,
       changed=changed(fields),
       config=as_text(fields),
@@ -255,27 +247,6 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   shown = dict(as_text({k: config[k] for k in names}))
   before = dict(as_text(plain))
   return [(name, shown[name], before.get(name, "–")) for name in names]
-
-
-def _replay(workdir: pathlib.Path, rl: list[dict]) -> dict[str, Any]:
-  """How a step of RL is replayed: the command, steps to look at, and replays.
-
-  The command lacks the number of the step. Replays are paths from the page.
-  """
-  rows = []
-  for metric, what in LOOK_AT.items():
-    values = {x["step"]: x[metric] for x in rl if x.get(metric) is not None}
-    if values:
-      step = max(values, key=lambda at: abs(values[at]))
-      rows.append((what, step, f"{values[step]:.4g}"))
-  place = shlex.quote(str(workdir))
-  found = sorted(workdir.glob("replay/step-*/replay.md"))
-  return dict(
-      command=f"python -m rl_reason.main --workdir={place} --stage=replay",
-      last=rl[-1]["step"] if rl else 0,
-      rows=rows,
-      done=[str(x.relative_to(workdir)) for x in found],
-  )
 
 
 def to_talk(workdir: pathlib.Path) -> str:

@@ -127,7 +127,7 @@ def test_a_picture_of_a_page_whose_script_fails_is_refused(tmp_path):
   data = results.read("report")
   report_picture.photograph(data, tmp_path / "good.png")
   assert (tmp_path / "good.png").exists()
-  del data["replay"]
+  del data["pairs"]
   with pytest.raises(SystemExit, match="Cannot read properties of undefined"):
     report_picture.photograph(data, tmp_path / "bad.png")
   assert not (tmp_path / "bad.png").exists()
