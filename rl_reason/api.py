@@ -1,8 +1,8 @@
 """A run from Python: `rl_reason.train`, for scripts and notebooks.
 
 Rows, rewards, a task and loggers may be objects; mistakes are exceptions. The
-run is the same as from the command line (`run.stages`). Nothing here imports
-jax before the config is checked.
+run is the same as from the command line (`run.stages`). No device of JAX starts
+before the config is checked.
 """
 
 import dataclasses

@@ -5,8 +5,8 @@ An algorithm is a set of functions that the config names: `advantage.name`,
 section's `args`; its signature has their defaults, bounds and choices. A name
 is a function of the package, or a `module:function` that can be imported.
 
-`function_kinds.KINDS` names modules by string. They are imported, and jax with
-them, when a function is bound; their signatures are read from the source.
+`function_kinds.KINDS` names modules by string: they are imported, and jax with
+them, when the first signature is asked for.
 """
 
 import functools
@@ -14,13 +14,12 @@ import importlib
 import inspect
 import math
 import pathlib
-import pkgutil
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from rl_reason.base import declared, own_code
+from rl_reason.base import own_code
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean, one_line
 from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec, taken_out
 from rl_reason.base.function_kinds import KINDS
@@ -30,41 +29,19 @@ class Signature(NamedTuple):
   """What a function takes.
 
   Attributes:
-    source: the function, or its module and name, or None if the name stands for
-      no function.
+    function: None if the name stands for no function.
     inputs: names of its positional parameters, which the run supplies.
     arguments: its keyword-only parameters, which are the user's.
   """
 
-  source: Callable[..., Any] | str | None = None
+  function: Callable[..., Any] | None = None
   inputs: tuple[str, ...] = ()
   arguments: Mapping[str, Spec] = {}
-
-  @property
-  def function(self) -> Callable[..., Any] | None:
-    """The function; its module is imported."""
-    if isinstance(self.source, str):
-      return pkgutil.resolve_name(self.source)
-    return self.source
 
 
 @functools.cache
 def _signatures(module: str) -> dict[str, Signature]:
-  """The functions that a module of the package defines."""
-  if (read := declared.functions(module)) is not None:
-    return {
-        name: Signature(
-            f"rl_reason.{module}:{name}",
-            inputs,
-            {
-                x: _values(annotation)._replace(
-                    default=REQUIRED if default is ... else default
-                )
-                for x, (annotation, default) in keywords.items()
-            },
-        )
-        for name, (inputs, keywords) in read.items()
-    }
+  """The functions that a module of the package defines; it is imported."""
   found = importlib.import_module(f"rl_reason.{module}")
   return {
       name: signature_of(value)

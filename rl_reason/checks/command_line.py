@@ -263,7 +263,7 @@ def examine(
   The arguments and the result are those of `prepare`, but the path may also be
   a config, which then needs a work directory.
   """
-  installation.versions()
+  installation.import_jax()
   config, notes, found = config_checks.examined(path, given)
   faults.add(found.lines, found.fields)
   if stage not in ("prepare", "serve", "size"):

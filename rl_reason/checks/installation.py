@@ -75,13 +75,26 @@ def _number(version: str) -> tuple[int, ...]:
   return (*parts, 0, 0, 0)[:3]
 
 
+def import_jax() -> None:
+  """Imports JAX, which the signatures of functions need.
+
+  Raises:
+    ConfigError: JAX is too old, or cannot be imported.
+  """
+  versions()
+  try:
+    import jax  # noqa: F401
+  except Exception as e:  # of any type: assertions, missing libraries
+    raise ConfigError(_why_no_devices(e)) from e
+
+
 def start_devices() -> None:
   """Imports JAX and starts its devices.
 
   Raises:
     ConfigError: JAX cannot be imported, or has no such devices.
   """
-  versions()
+  import_jax()
   try:
     import jax
 
