@@ -40,6 +40,16 @@ def test_round_trip(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found, state(7))
 
 
+def test_entries_that_earlier_versions_saved_as_none(tmp_path):
+  """Of parts of the state that have left it, in runs that did not use them."""
+  c = checkpoint.Checkpoints(tmp_path)
+  c.save(1, state(1) | dict(kept=None, history=None), {})
+  c.close()
+  found = checkpoint.Checkpoints(tmp_path).restore(1, state(0))
+  assert found.pop("kept") is None and found.pop("history") is None
+  jax.tree.map(np.testing.assert_array_equal, found, state(1))
+
+
 def test_a_copy_beside_the_checkpoints_is_none(tmp_path):
   """One with another name than a step; a kill may leave a whole STEP.new."""
   assert checkpoint.newest_host(tmp_path) is None

@@ -10,7 +10,7 @@ from conftest import child_env
 from import_graph import ROOT, graph
 
 from rl_reason import features
-from rl_reason.base import fields
+from rl_reason.base import feature, fields
 from rl_reason.base.fields import FIELDS
 
 PACKAGE = ROOT / "rl_reason"
@@ -40,6 +40,65 @@ def test_no_file_of_the_core_names_a_feature(name):
   named = re.compile(rf"\b({'|'.join(map(re.escape, sorted(words)))})\b")
   found = {str(x): y[0] for x in CORE if (y := named.search(x.read_text()))}
   assert not found
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_a_feature_brings_its_page_and_its_tests(name):
+  assert (PACKAGE / "features" / name / "README.md").exists()
+  assert [*(ROOT / "tests" / "features" / name).glob("test_*.py")]
+  listed = (PACKAGE / "features" / "README.md").read_text()
+  assert f"[`{name}/`]({name}/README.md)" in listed
+
+
+class Counted(feature.Part):
+  """A part with a state, an array and a metric of its own."""
+
+  def __init__(self, name):
+    self.name, self.count = name, 0
+
+  def exchange(self, rows, step):
+    self.count += rows
+    return {f"{self.name}/rows": self.count}
+
+  def arrays(self):
+    return {self.name: self.count}
+
+  def restore(self, arrays, host):
+    self.count = arrays[self.name] + host.get(self.name, 0)
+
+
+class Older(feature.Part):
+
+  def older(self):
+    return "groups"
+
+  def host(self):
+    return dict(a=10)
+
+
+def test_the_parts_of_a_run_are_one(monkeypatch):
+  class Declared(feature.Declaration):
+
+    def __init__(self, part):
+      self.part = part
+
+    def used(self, c):
+      return self.part.__class__ is not feature.Part
+
+    def start(self, c, loop):
+      return self.part
+
+  made = Counted("a"), feature.Part(), Older(), Counted("b")
+  monkeypatch.setattr(features, "declared", lambda: [*map(Declared, made)])
+  assert len(feature.used(None)) == 3  # the second one is off
+  parts = feature.start(None, None)
+  assert parts.older() == "groups" and parts.beside() is None
+  assert parts.exchange(2, 0) == {"a/rows": 2, "b/rows": 2}
+  saved, host = parts.arrays(), parts.host()
+  assert (saved, host) == (dict(a=2, b=2), dict(a=10))
+  parts.restore(saved, host)
+  assert parts.arrays() == dict(a=12, b=2)
+  assert feature.Part().inputs(None) == feature.Part().arrays() == {}
 
 
 def test_every_field_of_a_feature_has_a_need_or_turns_it_on():
