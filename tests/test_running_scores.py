@@ -189,7 +189,7 @@ def test_a_run_without_them_saves_nothing():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_scale": "running"}, "names no reward model, and no round"),
+        ({"model_scale": "running"}, "names no reward model"),
         (
             {"model_clip": 2.0, "functions": "rm/model*1"},
             "reward.model_clip = 2.0: does nothing without reward.model_scale",
