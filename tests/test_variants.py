@@ -427,11 +427,12 @@ def test_by_length_by_hand():
 
 
 def test_observation_nll_by_hand():
-  """A hole of one token: its weight is 1, its value -log p."""
+  """A hole of one token: its weight is 1, its value -log p, and 0 elsewhere."""
   term = variants.observation_nll(0.1)
   mask_BT = np.array([[1, 0, 1]], np.float32)
   close(term.weights(mask_BT, np.arange(1)), [[0, 1, 0]])
-  close(term.value(np.array([[-1.0, -2, -3]])), [[1, 2, 3]])
+  logps_BT = np.array([[-1.0, -2, -3]])
+  close(term.value(logps_BT, mask_BT > 0), [[0, 2, 0]])
   assert term.coef == 0.1
 
 

@@ -33,7 +33,7 @@ class Term:
   Attributes:
     name: of its metric, sum(weights * values).
     value: a function of the arrays of `loss` -> [B, T]. They are 0 where the
-      mask is empty, and in rows of other micro-batches.
+      mask is empty, and in rows of other micro-batches; values are finite.
     coef: a constant, or the name of a coefficient in `coefs`; 0: the term is a
       metric alone.
     weights: a function of mask_BT, groups_B and correct_B, of all rows of the
@@ -129,8 +129,6 @@ def loss(
   for term in o.terms:
     weights_BT: Any = w.get(term.name, w["all"])
     value_BT = call_by_name(term.value, arrays)
-    # Values may be anything where no token counts.
-    value_BT = jnp.where(weights_BT != 0, value_BT, 0)
     metrics[term.name] = jnp.sum(weights_BT * value_BT)
     if term.coef:
       coef: Any = coefs.get(term.coef, term.coef)

@@ -325,8 +325,9 @@ def observation_nll(coef: float) -> Term:
   return Term("observation_loss", _nll, coef, _of_observed)
 
 
-def _nll(all_logps_BT: Array) -> Array:
-  return -all_logps_BT
+def _nll(all_logps_BT: Array, mask_BT: Array) -> Array:
+  # Log-probs of padding may be anything.
+  return jnp.where(observed(mask_BT), -all_logps_BT, 0)
 
 
 def _of_observed(mask_BT: Array, groups_B: Array) -> Array:

@@ -16,7 +16,7 @@ EXAMPLE = re.search(
     re.DOTALL,
 )[1]
 LOGGED = {
-    "loss/my_terms:confidence(least=0.3)/mean",
+    "loss/my_terms:confidence(least=9)/mean",
     "loss/my_terms:imitation/mean",
     *("own/my_terms:lengths/all", "own/my_terms:lengths/correct"),
 }
@@ -30,8 +30,8 @@ def test_a_run_with_own_terms_and_metrics(tmp_path, monkeypatch):
   found = {}
   for name, terms in dict(
       plain="",
-      watched="my_terms:confidence(least=0.3)*0,my_terms:imitation*0",
-      added="my_terms:confidence(least=0.3)*0.5,my_terms:imitation*1..0.5",
+      watched="my_terms:confidence(least=9)*0,my_terms:imitation*0",
+      added="my_terms:confidence(least=9)*0.5,my_terms:imitation*1..0.5",
   ).items():
     c = tiny_session.tiny_config()
     c.loss.terms, c.updates.minibatches = terms, 2
