@@ -362,6 +362,7 @@ def test_text_is_read_as_the_type_of_the_field():
         ("rollout.bach", "1", "no such field; did you mean rollout.batch?"),
         ("loss.clip_high", "1", "did you mean surrogate.args.clip_high?"),
         ("rollout", "1", "rollout = 1: is a section"),
+        ("advantage.args", "{}", "set one argument at a time: advantage.args."),
         ("nonsense.of.mine", "1", "no such field; see configs/base.py"),
     ],
 )

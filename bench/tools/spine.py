@@ -11,10 +11,10 @@ carve a module. Definitions:
 
 - branches: `if`, `elif`, conditional expressions, cases of `match` and
   conditions of comprehensions in the algorithmic files, which spine.toml lists
-  (the files of docs/tour.md from the loop to the gradient). spine.toml has
-  patterns that say what needs a branch: a named algorithm (GRPO, DAPO, Dr.GRPO,
-  RLOO, PPO, VAPO) or every run, or else a feature. Unknown ones count as
-  features.
+  (the files of docs/tour.md from the loop to the gradient, and loss_terms.py).
+  spine.toml has patterns that say what needs a branch: a named algorithm (GRPO,
+  DAPO, Dr.GRPO, RLOO, PPO, VAPO) or every run, or else a feature. Unknown ones
+  count as features.
 - lines of the reading path that name a feature: lines of the numbered files of
   docs/tour.md, with comments and docstrings, that match the words of a feature.
 - files that name a feature: files of rl_reason/ outside of the feature's own

@@ -176,6 +176,11 @@ def _override(c, name: str, value: Any) -> list[str]:
     raise no_such_field(c, name, value) from None
   if isinstance(old, ml_collections.ConfigDict):
     known = [x for x in FIELDS if x.startswith(f"{name}.")]
+    if last == "args":  # of a function: it has no field of its own
+      raise ConfigError(
+          f"{name} = {value}: set one argument at a time: {name}.NAME = VALUE",
+          fields=[f"{path}.name"],
+      )
     meant = f"{name}.name" if f"{name}.name" in known else known[0]
     raise ConfigError(
         f"{name} = {value}: is a section, not a field; its fields are"
