@@ -160,6 +160,20 @@ def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
     )
 
 
+@pytest.mark.parametrize("name", ["model.path", "tokenizer"])
+def test_equal_files_at_another_place_may_be_reused(name):
+  def run(place, content):
+    return {name: place, f"content.{name}": content}
+
+  require = trained_parameters.require_equal
+  require("sft.reuse = a", run("/new", "6eb"), run("/old", "6eb"))
+  for content in ("7fc", ""):
+    with pytest.raises(RunError, match=f"{name} is '/old' there"):
+      require("sft.reuse = a", run("/new", content), run("/old", "6eb"))
+  with pytest.raises(RunError, match=f"{name} is '/old' there"):
+    require("sft.reuse = a", run("/new", "6eb"), {name: "/old"})
+
+
 # --- paths that move ---------------------------------------------------------
 
 
