@@ -15,6 +15,7 @@ from rl_reason.checks import config_checks, saved_config
 from rl_reason.lab import replay
 from rl_reason.monitoring import display
 from rl_reason.stages import interim, rl, sft
+from rl_reason.training import update_metrics
 
 # Dr. GRPO's advantage and reduction are linear in the rewards.
 DR_GRPO = dict(
@@ -138,8 +139,11 @@ def check(place, workdir):
   updated = [x for x in steps if x["updated"]]
   assert len(updated) == line["actor/updates"] > 0
   # The gradient is the update's: its norms and its clip fractions are.
+  tokens_M = arrays["mask_BT"][arrays["order_MB"]].sum((1, 2))
+  tokens = [n for n, x in zip(tokens_M, steps, strict=True) if x["updated"]]
   for name in ("grad_norm", "pg_clipfrac", "pg_loss"):
-    mean = np.mean([x["metrics"][name] for x in updated])
+    weights = tokens if name in update_metrics.TOKEN_MEANS else None
+    mean = np.average([x["metrics"][name] for x in updated], weights=weights)
     np.testing.assert_allclose(
         mean, line[f"actor/{name}"], rtol=1e-5, atol=1e-7
     )
