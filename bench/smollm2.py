@@ -123,13 +123,18 @@ def run_trl(seed: int) -> None:
       threads=CORES,
       seconds=TRL_SECONDS,
   )
-  found = harness.call("parity_trl", "trl", task, out / "trl.log")
+  trained = out / "trained.json"  # kept if the evaluation fails
+  if not trained.exists():
+    found = harness.call("parity_trl", "trl", task, out / "trl.log")
+    json_files.write_json(trained, found)
   main_command(
       *common,
       "--stage=evaluate",
+      "--config.sft.steps=0",
       f"--config.model.path={out / 'policy'}",
       f"--workdir={out / 'evaluated'}",
   )
+  found = json.loads(trained.read_text())
   json_files.write_json(out / "run.json", found)
   jobs.say(f"{TRL}, seed {seed}: done after {found['seconds']:.0f} s")
 
