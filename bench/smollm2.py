@@ -187,8 +187,8 @@ def read_trl(row: str, seed: int) -> dict[str, Any]:
   """The same of a run of TRL: its last evaluation, and its own log."""
   workdir = directory(row, seed)
   found = json.loads((workdir / "run.json").read_text())
-  lines = run_log.read_metrics(workdir / "evaluated")
-  (last,) = scores.of_stage(lines, "evaluate")[-1:]
+  file = workdir / "evaluated" / "evaluation-newest.json"
+  last = json.loads(file.read_text())
   return dict(
       row=row,
       seed=seed,

@@ -1,5 +1,7 @@
 """The study of a pretrained model: what is read off its runs."""
 
+import json
+
 from bench import smollm2 as study
 from configs import smollm2
 
@@ -62,3 +64,18 @@ def test_trl_is_told_what_the_config_says():
   assert options["epsilon_high"] == 0.28 and options["learning_rate"] == 1e-5
   first = study.trl_rows()[0]["prompt"]
   assert [x["role"] for x in first] == ["system", "user"]
+
+
+def test_the_row_of_trl_has_its_log_and_the_evaluation(tmp_path, monkeypatch):
+  monkeypatch.setattr(smollm2, "directory", lambda row, seed: tmp_path)
+  step = {"reward": 0.5, "entropy": 0.3, "step_time": 40.0}
+  step["completions/mean_length"] = 17.0
+  found = dict(log=[step] * 3, seconds=120.0, memory_gib=5.0)
+  (tmp_path / "run.json").write_text(json.dumps(found))
+  scores = {study.CORE + name: 0.5 for name in study.COLUMNS}
+  place = tmp_path / "evaluated" / "evaluation-newest.json"
+  place.parent.mkdir()
+  place.write_text(json.dumps(scores | {study.TRUNCATED: 0.1}))
+  row = study.read_trl(study.TRL, study.SEEDS[0])
+  assert row["steps"] == [3] and row["minutes"] == 2
+  assert row["evaluations"][0]["mean@8"] == 0.5
