@@ -67,7 +67,7 @@ def test_trl_is_told_what_the_config_says():
 
 
 def test_the_row_of_trl_has_its_log_and_the_evaluation(tmp_path, monkeypatch):
-  monkeypatch.setattr(smollm2, "directory", lambda row, seed: tmp_path)
+  monkeypatch.setattr(study, "directory", lambda row, seed: tmp_path)
   step = {"reward": 0.5, "entropy": 0.3, "step_time": 40.0}
   step["completions/mean_length"] = 17.0
   found = dict(log=[step] * 3, seconds=120.0, memory_gib=5.0)
