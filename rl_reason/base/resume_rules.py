@@ -189,6 +189,12 @@ def complete(fields: Fields) -> dict[str, Any]:
   }
 
 
+def equal_content(name: str, old: Fields, new: Fields) -> bool:
+  """Whether a field names equal files in both, perhaps at other places."""
+  content = new.get(f"content.{name}")
+  return bool(content) and content == old.get(f"content.{name}")
+
+
 def differences(old: Fields, new: Fields) -> list[str]:
   """Fields that would change the numbers of a run, as 'field: old -> new'.
 
@@ -206,8 +212,8 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return True  # only rows of files have programs
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
-    if name in movable() and (content := new.get(f"content.{name}")):
-      return content == old.get(f"content.{name}")
+    if name in movable() and new.get(f"content.{name}"):
+      return equal_content(name, old, new)
     return name.startswith(FREE)
 
   was, old = complete(old), used(old)

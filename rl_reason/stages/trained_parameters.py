@@ -448,12 +448,6 @@ def other_checkpoint(
   return checkpoints, step
 
 
-def _moved(name: str, here: dict[str, Any], there: dict[str, Any]) -> bool:
-  """Whether a field names another place of equal files."""
-  content = f"content.{name}"
-  return bool(here.get(content)) and here[content] == there.get(content)
-
-
 def require_equal(
     where: str,
     here: dict[str, Any],
@@ -475,7 +469,8 @@ def require_equal(
     matters = name.startswith(prefixes) and name not in resume_rules.FREE
     newer = fields.FIELDS.get(name)  # than the other run, perhaps
     other = there.get(name, newer and newer.default)
-    if matters and other != value and not _moved(name, here, there):
+    moved = resume_rules.equal_content(name, there, here)
+    if matters and other != value and not moved:
       raise RunError(
           f"{where}: {name} is {other!r} there and {value!r} here; make them"
           " equal"
