@@ -7,8 +7,10 @@ Model and data come from the hub; `--config.model.path=DIR` and
 `--config.data.train=gsm8k@DIR --config.data.evaluate=gsm8k@DIR` use local
 copies. There are 7,473 training questions, one in twenty of which is a
 validation prompt that selects the best checkpoint; the 1,319 questions of the
-test split are evaluated before and after RL. Accuracy and time were not
-measured. Memory: docs/start.md.
+test split are evaluated before and after RL. No paper has this recipe: DAPO's
+techniques and learning rate are those of `configs/paper/dapo.py`, and sizes,
+lengths, steps and prompts are our choices. Accuracy and time were not measured.
+Memory: docs/start.md.
 """
 
 from rl_reason.configs import dapo_qwen
@@ -21,6 +23,7 @@ def get_config(variant=""):
   if variant not in VARIANTS:
     raise ValueError("the variants are v5e_8 and smoke")
   c = dapo_qwen.get_config()
+  # Ours.
   c.model.path = "Qwen/Qwen2.5-0.5B"
   c.data.train = c.data.evaluate = "gsm8k"
   # A base model continues text: no chat template, and EOS ends a response.
