@@ -92,21 +92,6 @@ def add(c) -> None:
       # Further held-out sets, which every evaluation has:
       # 'arithmetic(2+3),countdown', with difficulties or with all of the task's
       tasks="",
-      # --stage=evaluate: by these fields, or published: sets that have a
-      # protocol are sampled by it (docs/evaluation.md)
-      sampling=choice(
-          *("config", "published"),
-          needs="rows of files",
-          not_with={
-              "environment.name": "protocols are of responses in one turn",
-          },
-      ),
-      # --stage=evaluate: copies: paraphrase, distractor, numbers, names
-      perturb="",
-      # --stage=evaluate: RUN/prompts-WHICH.jsonl of evaluations to compare with
-      against=path(),
-      # --stage=evaluate: further models, as model.path; separated by commas
-      models=path(),
   )
   extend(
       "dynamic_sampling",

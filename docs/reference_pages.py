@@ -103,7 +103,10 @@ def field_page() -> str:
       spec = fields.FIELDS[name]
       cells = (shown(spec.default), values(spec), said.get(name, ""))
       lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-  free = [f"`{x}*`" if x.endswith(".") else f"`{x}`" for x in resume_rules.FREE]
+  free = [
+      f"`{x}*`" if x.endswith(".") else f"`{x}`"
+      for x in resume_rules.free_fields()
+  ]
   # Hashes of files, which no config has; a field with a condition of its own.
   free = [x for x in free if x not in ("`content.*`", "`rl.steps`")]
   return "\n".join(lines) + "\n" + RESUMED.format(", ".join(free))

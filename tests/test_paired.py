@@ -1,18 +1,13 @@
 """Differences between evaluations of the same prompts, worked by hand."""
 
-import importlib
-import types
-
 import numpy as np
 import pytest
 from conftest import data_of_page
 from test_evaluate import responses
 
 from rl_reason.base import errors
-from rl_reason.checks import run_directory
-from rl_reason.evaluation import accuracy, side_by_side
+from rl_reason.evaluation import accuracy
 from rl_reason.report import compare, paired
-from rl_reason.stages import evaluate
 from rl_reason.tasks import Row
 
 Z2 = 1.959964**2
@@ -75,12 +70,6 @@ def test_pairs_are_of_equal_prompts():
   assert first[:7] == ("sums", "acc", "greedy", 2, 2, 0.5, 0.5)
   assert first.half == paired.interval(np.array([1.0, -1]), share=True)[1]
   assert essay == ("essays", "reward", "mean@4", 1, 0, 3, 1.5, 0)
-  lines = paired.unpaired("run/sft", [first, essay], values[0])
-  assert lines[0].startswith("other: no problem and score in common with run/")
-  copies = {("sums~numbers", "acc"): {}}
-  [said] = paired.unpaired("run/sft", [], copies)
-  assert said.endswith("evaluate both with the same evaluate.perturb")
-  assert lines[1].startswith("sums: 2 prompts are not in both")
   rows = paired.table({"sft": [first, essay]})
   assert rows[0][:6] == ["sft", "sums", "greedy", "2", "50.0%", "50.0%"]
   assert rows[0][6] == f"+0.0 +- {100 * first.half:.1f}"
@@ -137,38 +126,15 @@ def test_what_an_evaluation_writes_is_read(tmp_path):
     assert metrics[f"val-core/sums/acc/{name}"] == pytest.approx(mean)
 
 
-def test_evaluations_are_compared_on_the_screen_and_on_the_page(tmp_path):
-  """With another step of the run, whose name has a comma, and another run."""
+def test_runs_are_compared_on_their_page(tmp_path):
+  """Evaluations of the same name, paired; a damaged file is named."""
   for run in ("one", "two"):
     (tmp_path / run).mkdir()
     (tmp_path / run / "metrics.jsonl").write_text("")
-  old = [line(x, greedy=0) for x in "abcd"]
   own, other = tmp_path / "one", tmp_path / "two"
-  sft = own / "prompts-sft,task.difficulties=7+8.jsonl"
-  paired.write(sft, old)
   paired.write(own / "prompts-newest.jsonl", [line(x, greedy=1) for x in "abc"])
+  old = [line(x, greedy=0) for x in "abcd"]
   paired.write(other / "prompts-newest.jsonl", old)
-  c = importlib.import_module("configs.base").get_config()
-  c.evaluate.against = f"{sft},{other / 'prompts-newest.jsonl'}"
-  said, tables = [], []
-  display = types.SimpleNamespace(
-      say=said.append, table=lambda *x: tables.append(x)
-  )
-  new = paired.read(own / "prompts-newest.jsonl")
-  others = {x: paired.read(x) for x in (sft, other / "prompts-newest.jsonl")}
-  assert run_directory.evaluations(c.evaluate.against) == [*others]
-  place = own / "prompts-newest.jsonl"
-  values = evaluate._compared(others, new, place, display)
-  name = "val-aux/sums/minus_two:newest/acc/greedy"
-  assert values[name] == 1 and 0 < values[f"{name}/ci95"] < 1
-  assert len(values) == 4 and all("1 prompts are not in" in x for x in said)
-  [(_, head, rows)] = tables
-  assert len(head) == len(rows[0])
-  labels = ["one/sft,task.difficulties=7+8", "two/newest"]
-  assert [row[0] for row in rows] == labels
-  c.evaluate.against = f"{sft},nowhere.jsonl"
-  with pytest.raises(errors.ConfigError, match="no file nowhere.jsonl; --sta"):
-    run_directory.evaluations(c.evaluate.against)
   (tmp_path / "samples.jsonl").write_text('{"stage": "rl", "prompt": "1"}\n')
   with pytest.raises(errors.RunError, match="samples.jsonl: is no prompts-WH"):
     paired.read(tmp_path / "samples.jsonl")
@@ -179,45 +145,3 @@ def test_evaluations_are_compared_on_the_screen_and_on_the_page(tmp_path):
       *("two/newest", "sums", "greedy", "3", "100.0%", "0.0%")
   ]
   assert page["paired"][1][6].startswith("-100.0 ± ")
-
-
-def evaluation(path, greedy, of_set="sums"):
-  """An evaluation of the prompts a, b, c with these greedy scores."""
-  lines = [
-      line(x, of_set, greedy=y) for x, y in zip("abc", greedy, strict=False)
-  ]
-  mean = sum(greedy) / len(greedy)
-  metrics = {f"val-core/{of_set}/acc/greedy": mean}
-  metrics[f"val-aux/{of_set}/response_length/mean"] = 9.0
-  metrics[f"val-aux/{of_set}/difficulty_2/acc/mean@1"] = 1.0
-  return side_by_side.Evaluation(path, metrics, paired.values_of(lines))
-
-
-def test_evaluations_of_a_command_are_in_one_table(tmp_path):
-  """Three policies; the last one has two of the three prompts.
-
-  Of the common prompts, 1 and 0 against 0 and 0: half of a point in two.
-  """
-  sft = evaluation(tmp_path / "a" / "prompts-sft.jsonl", [1, 0, 0])
-  best = evaluation(tmp_path / "a" / "prompts-best.jsonl", [1, 1, 0])
-  other = evaluation(tmp_path / "b" / "prompts-best.jsonl", [0, 0])
-  head, rows = side_by_side.table([sft, best, other])
-  assert head == ["set", "score", "pairs", "a/sft", "a/best", "b/best"]
-  score, length = rows
-  halves = [
-      paired.interval(np.array(x, float), share=True)[1]
-      for x in ([0, 1, 0], [-1, 0])
-  ]
-  assert score == [
-      *("sums", "greedy", "2", "33.3%"),
-      f"66.7% (+33.3 +- {100 * halves[0]:.1f})",
-      f"0.0% (-50.0 +- {100 * halves[1]:.1f})",
-  ]
-  assert length == ["sums", "response length", side_by_side.NONE] + ["9.0"] * 3
-  essays = evaluation(tmp_path / "c" / "prompts-1.jsonl", [1], "es|says")
-  head, rows = side_by_side.table([sft, essays])
-  assert rows[-2] == ["es|says", "greedy", *side_by_side.NONE * 2, "100.0%"]
-  first, second, *_, last = side_by_side.markdown(head, rows).splitlines()
-  assert first == "| set | score | pairs | a/sft | c/1 |"
-  assert second == "| --- | --- | --- | --- | --- |"
-  assert last == "| es\\|says | response length | – | – | 9.0 |"

@@ -5,7 +5,6 @@
 import collections
 
 import pytest
-import tiny_data
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
     make,
@@ -20,7 +19,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason import tasks
 from rl_reason.data import held_out, pipelines
 from rl_reason.data.datasets import DataError
-from rl_reason.stages import demonstrations, evaluate
+from rl_reason.stages import demonstrations
 from rl_reason.tasks import arithmetic
 
 LEVELS = (2, 3, 4)
@@ -267,32 +266,6 @@ def test_nothing_to_imitate(place, make, tmp_path):
   words = "data.evaluate: source 1 has no row with a chosen and a rejected"
   with pytest.raises(DataError, match=words):
     demonstrations.preferences(evaluated, 2, {}, {}, evaluation=True)
-
-
-def test_copies_of_rows_of_files_have_their_template(make, tmp_path):
-  """The rows of `evaluation_sets`, in its order, with the limit of a prompt."""
-  c = make((), FIVE, template="dapo")
-  c.evaluate.perturb = "paraphrase,distractor"
-  source, said = of_files(run(c, tmp_path)), []
-  tok = tiny_data.byte_tokenizer()
-  found = evaluate._copies(c, source, tok, said.append)
-  [rows] = held_out.evaluation_sets(source, 9).values()
-  assert list(found) == ["evaluate~paraphrase", "evaluate~distractor"]
-  for name, copies in found.items():
-    for n, row in enumerate(rows):
-      asked = row.prompt.split("\n\n")[1]
-      assert asked in copies[n].prompt and "Answer:" in copies[n].prompt
-      assert copies[n].answer == row.answer and copies[n].kind == row.kind
-      extra = len(copies[n].prompt) - len(row.prompt)
-      assert extra > 10, name
-  assert not said
-  # Characters are tokens: the paraphrases still fit, the sentences do not.
-  c.rollout.max_prompt = 32 + max(len(row.prompt) for row in rows)
-  found = evaluate._copies(c, source, tok, said.append)
-  assert list(found) == ["evaluate~paraphrase"]
-  [line] = said
-  assert line.startswith("warning: evaluate~distractor: 5 of 5 prompts have no")
-  assert "longer than rollout.max_prompt" in line
 
 
 def test_evaluation_sets_are_fair_samples(make, tmp_path):

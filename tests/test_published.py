@@ -1,28 +1,22 @@
 """Published protocols of known sets: prompts, and what makes a score theirs."""
 
-import importlib
 import json
 import threading
 import types
 
-import numpy as np
 import pytest
 import test_known_sets
 import tiny_data
-import tiny_session
 
-from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib
+from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import (
-    held_out,
     known_sets,
     published,
     screening,
     templates,
 )
-from rl_reason.evaluation import results
-from rl_reason.stages import evaluate, prepare
+from rl_reason.stages import prepare
 
 tok_dir, make = tiny_data.tok_dir, tiny_data.make
 RAW = test_known_sets.KNOWN_ROWS
@@ -132,19 +126,17 @@ def test_the_prompt_of_mbpp_begins_with_three_solved_tasks(
   c.data.evaluate = f"mbpp:test@{source}"
   said, found = prepared(c, tmp_path / "run")
   prompts = [x.prompt for x in tiny_data.rows(found, "evaluate")]
-  fields = {"data.template": "published", "data.chat": False}
-  protocol = published.PUBLISHED["mbpp"]
-  differ = published.differences(protocol, "code", 500, fields, prompts[0])
+  shown = published.PUBLISHED["mbpp"].solved(prompts[0])
   warned = [x for x in said if "lacks the rows 2, 3, 4 (task_id)" in x]
   if place in ("file", "directory"):
-    assert prompts == [SOLVED + asked(11)] and not warned and not differ
+    assert prompts == [SOLVED + asked(11)] and not warned and shown == 3
     dropped = (found / "quarantine.jsonl").read_text()
     count = dropped.count("it is a solved task of the published prompt")
     assert count == (3 if place == "file" else 0)
   else:
     ids = [11, 4, 3] if place == "lacking" else [11, 4, 3, 2]
     assert prompts == [*map(asked, ids)] and len(warned) == 1
-    assert differ == ["no solved tasks in the prompt, not 3"]
+    assert shown == 0
   if place == "lacking":  # the rows come: the prompts are written anew
     path = tmp_path / "test.jsonl"
     path.write_text(path.read_text() + json.dumps(rows[3]))
@@ -165,9 +157,6 @@ def test_the_task_of_mbpp_without_the_three_solved_ones():
       " Your code should pass these tests:\n\nassert f(1) == 2"
       "\nassert f(2) == 3\n[BEGIN]\n"
   )
-  fields = {"data.template": "published", "data.chat": False}
-  found = published.differences(protocol, "code", 500, fields)
-  assert found == ["no solved tasks in the prompt, not 3"]
 
 
 FOLIO_SHOTS = [
@@ -175,6 +164,12 @@ FOLIO_SHOTS = [
     dict(example_id=7, premises=["It rains "], conclusion="R", label="True"),
     dict(example_id=1131, premises="P\nS. ", conclusion="T ", label="Unknown"),
 ]
+
+
+FOLIO_SOLVED = (
+    f"{concluded('P S.', 'T')} C\n------\n"
+    f"{concluded('It rains', 'Q')} B\n------\n"
+)
 
 
 @pytest.mark.parametrize("place", ["file", "directory", "lacking"])
@@ -198,22 +193,16 @@ def test_the_prompt_of_folio_begins_with_two_solved_rows(make, tmp_path, place):
   c.data.evaluate = f"folio:validation@{source}"
   said, found = prepared(c, tmp_path / "run")
   of_set = tiny_data.rows(found, "evaluate")
-  solved = f"{concluded('P S.', 'T')} C\n------\n"
-  solved += f"{concluded('It rains', 'Q')} B\n------\n"
-  protocol = published.PUBLISHED["folio"]
-  fields = {"data.template": "published", "data.chat": False}
-  differ = published.differences(
-      protocol, "choice", 204, fields, of_set[0].prompt
-  )
+  shown = published.PUBLISHED["folio"].solved(of_set[0].prompt)
   warned = [x for x in said if "lacks the rows 1131, 641 (example_id)" in x]
   if place == "lacking":
     assert of_set[0].prompt == FOLIO_HEAD + ASKED
     assert len(of_set) == 3 and len(warned) == 1
     assert "a directory with the split train" in warned[0]
-    assert differ == ["no solved tasks in the prompt, not 2"]
+    assert shown == 0
     return
-  assert of_set[0].prompt == FOLIO_HEAD + solved + ASKED
-  assert not warned and not differ
+  assert of_set[0].prompt == FOLIO_HEAD + FOLIO_SOLVED + ASKED
+  assert not warned and shown == 2
   assert [x.answer for x in of_set] == ["A", "A"][: len(of_set)]
   assert len(of_set) == (2 if place == "file" else 1)  # 641, 1131 are no rows
   # Another prompt asks for one of the three values.
@@ -247,76 +236,6 @@ def test_the_answer_of_a_training_row_is_the_one_to_its_prompt(
       screening.NO_ANSWER: 1,
   }
   assert tiny_data.report(found)["dropped"] == dropped
-
-
-def aime(**fields):
-  """The config of DAPO's evaluation; `fields` are changed."""
-  c = importlib.import_module("configs.base").get_config()
-  c.data.update(template="published", chat=True)
-  c.evaluate.update(samples=32, mean_of=32, top_p=0.7)
-  c.rollout.max_tokens = 20480
-  return config_lib.flat(c) | fields
-
-
-ROW = tasks.Row("", "", kind="math", source="aime24")
-
-
-@pytest.mark.parametrize(
-    ("fields", "prompts", "differs"),
-    [
-        ({}, 30, ""),
-        ({"evaluate.samples": 64}, 30, ""),
-        ({"evaluate.samples": 8}, 30, "evaluate.samples = 8, not 32"),
-        ({"evaluate.mean_of": 8}, 30, "evaluate.mean_of = 8, not 32"),
-        (
-            {"evaluate.temperature": 0.6},
-            30,
-            "evaluate.temperature = 0.6, not 1",
-        ),
-        ({"evaluate.top_p": 1.0}, 30, "evaluate.top_p = 1.0, not 0.7"),
-        ({"evaluate.top_k": 20}, 30, "evaluate.top_k = 20, not 0"),
-        ({"data.template": "dapo"}, 30, "data.template = 'dapo', not 'publ"),
-        ({"data.template": "math=published"}, 30, ""),
-        ({"data.template": "code=published"}, 30, "data.template = 'code="),
-        ({"data.chat": False}, 30, "data.chat = False, not True"),
-        (
-            {"rollout.max_tokens": 512},
-            30,
-            "rollout.max_tokens = 512, not 20480",
-        ),
-        ({}, 29, "29 prompts, not 30"),
-    ],
-)
-def test_the_screen_says_in_what_an_evaluation_differs(
-    fields, prompts, differs
-):
-  line = published.line("aime24", ROW, prompts, aime(**fields))
-  source = "mean@32 of DAPO, arXiv:2503.14476, sec 4.1: "
-  same = "aime24: mean@32 is the score of DAPO, arXiv:2503.14476, sec 4.1"
-  if differs:
-    assert line.startswith(f"aime24: not comparable with {source}{differs}")
-    assert ";" not in line
-  else:
-    assert line == same
-
-
-@pytest.mark.parametrize("name", ["dapo", "vapo", "ppo"])
-def test_the_presets_of_papers_evaluate_as_published(name):
-  c = importlib.import_module(f"configs.paper.{name}").get_config()
-  protocol = published.PUBLISHED[c.data.evaluate]
-  fields = config_lib.flat(c)
-  assert not published.differences(protocol, "math", 30, fields)
-
-
-def test_a_greedy_score_needs_no_samples():
-  row = ROW._replace(source="gsm8k")
-  fields = aime(**{"evaluate.temperature": 0.3, "evaluate.samples": 1})
-  assert published.line("x", row, 1319, fields) == (
-      "x: greedy is the score of verl, examples/data_preprocess/gsm8k.py and"
-      " its greedy validation"
-  )
-  for source in ("svamp", "my/gsm8k", "dapo_math_17k"):
-    assert not published.line("x", ROW._replace(source=source), 9, fields)
 
 
 def prepared(c, workdir):
@@ -361,90 +280,3 @@ def test_a_published_demonstration_has_the_form_of_the_prompt(make, tmp_path):
   c.data.train = f"gsm8k:train@{path}"
   [row] = tiny_data.rows(tiny_data.run(c, tmp_path / "run"))
   assert row.response == "1+1=2\n#### 2"
-
-
-@pytest.mark.parametrize(
-    ("source", "most", "sampled"),
-    [
-        ("aime24", 30000, (32, 1.0, 0.7, 20480)),
-        ("aime24", 512, (32, 1.0, 0.7, 512)),  # the sampler has no more room
-        ("math500", 30000, (10, 0.5, 1.0, 2048)),
-        ("gsm8k", 30000, None),  # its score is greedy, in every evaluation
-    ],
-)
-def test_fields_of_a_protocol(source, most, sampled):
-  found = published.sampling(source, {"rollout.max_tokens": most})
-  assert found.pop("evaluate.repetition_penalty") == 1.0
-  names = "evaluate.samples evaluate.temperature evaluate.top_p".split()
-  names.append("rollout.max_tokens")
-  if sampled is None:
-    assert not found
-  else:
-    assert tuple(found[x] for x in names) == sampled
-    assert found["evaluate.mean_of"] == sampled[0]
-
-
-def test_a_set_without_a_protocol_is_sampled_by_the_config():
-  for source in ("arithmetic", "dapo_math_17k", "svamp"):
-    assert not published.sampling(source, {"rollout.max_tokens": 9})
-
-
-@pytest.mark.slow
-def test_one_command_samples_each_set_by_its_protocol(tmp_path, monkeypatch):
-  """Three protocols of small sizes; responses equal those of such a config."""
-  session = tiny_session.make_session(
-      tmp_path, evaluate__prompts=4, evaluate__interim_prompts=4
-  )
-  rows = list(held_out.rows_of_task(session.task, (2, 3), 4))
-  protocols = dict(
-      aime24=dict(samples=3, temperature=0.7, top_p=0.9, tokens=2),
-      gsm8k={},
-  )
-  for name, fields in protocols.items():
-    protocol = published.Protocol("a paper", "{question}", "", 4, **fields)
-    monkeypatch.setitem(published.PUBLISHED, name, protocol)
-  sets = {
-      name: [x._replace(source=name) for x in rows]
-      for name in (*protocols, "own")
-  }
-  monkeypatch.setattr(held_out, "evaluation_sets", lambda *_: sets)
-  params = tiny_session.random_params(session)
-
-  def evaluated(**fields):
-    session.c.evaluate.update(fields)
-    return tiny_session.call(
-        evaluate.evaluate, session, params, 4, "", by_protocol=True
-    )
-
-  numbers, found = evaluated()
-  sizes = {x.name: np.shape(x.texts_NG) for x in found}
-  assert sizes == dict(aime24=(4, 4), gsm8k=(4, 3), own=(4, 3))
-  of_aime, of_gsm8k, own = found
-  assert of_aime.lengths_NG.max() == 2 < own.lengths_NG.max()
-  means = [x for x in numbers if x.endswith(("mean@3", "mean@1"))]
-  names = "aime24/acc/mean@3", "gsm8k/acc/mean@1", "own/acc/mean@1"
-  assert [x for x in means if "val-core" in x] == [
-      f"val-core/{x}" for x in names
-  ]
-  assert own.sampling == {} and of_gsm8k.texts_NG == own.texts_NG
-  # One set has a config of its own.
-  how = results.harness_results(
-      numbers, found, config_lib.flat(session.c), dropped={}
-  )["configs"]
-  assert [how[x]["repeats"] for x in sizes] == [3, 2, 2]
-  assert how["aime24"]["generation_kwargs"] == dict(
-      do_sample=True, temperature=0.7, top_p=0.9, max_gen_toks=2
-  )
-  line = published.line(
-      *("aime24", ROW, 4),
-      config_lib.flat(session.c)
-      | {"data.template": "published", "data.chat": True}
-      | of_aime.sampling,
-  )
-  assert line == "aime24: mean@3 is the score of a paper"
-  sets = dict(own=rows)
-  _, [same] = evaluated(samples=3, mean_of=3, temperature=0.7, top_p=0.9)
-  assert np.shape(same.texts_NG) == (4, 4)
-  for cut_G, full_G in zip(of_aime.texts_NG, same.texts_NG, strict=True):
-    for cut, full in zip(cut_G, full_G, strict=True):
-      assert full.startswith(cut)

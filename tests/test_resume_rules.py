@@ -111,7 +111,7 @@ def test_readers_of_the_progress_hold_the_number_of_steps(
 def test_the_tables_name_fields():
   names = [*resume_rules.MOVABLE, *resume_rules.PROGRESS]
   assert set(names) <= set(OLD)
-  prefixes = *resume_rules.FREE, *resume_rules.VALUES
+  prefixes = *resume_rules.free_fields(), *resume_rules.VALUES
   unused = [x for x in prefixes if not any(y.startswith(x) for y in OLD)]
   unused = [x for x in unused if not x.startswith("rollout.engine.args.")]
   assert unused == ["content.", "advantage.args.gamma"]

@@ -7,7 +7,7 @@ asks for it. Each method does nothing by default, and holds for all features of
 the table, `rl_reason/features/__init__.py`, in its order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import features
@@ -72,6 +72,65 @@ class Part:
     """Goes on from what was saved."""
 
 
+class Evaluating(NamedTuple):
+  """What --stage=evaluate has before its first checkpoint.
+
+  Attributes:
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    display: the screen.
+  """
+
+  row_source: Any
+  tok: Any
+  display: Any
+
+
+class Evaluator:
+  """The part of a feature in --stage=evaluate; see `stages.evaluate`."""
+
+  def sets(self) -> dict[str, list[tuple[Any, Any]]]:
+    """Further sets: their rows, each with the row whose problem it has."""
+    return {}
+
+  def sampling(self, row: Any) -> dict[str, Any]:
+    """Fields with which the set of a row is sampled, in place of its own."""
+    return {}
+
+  def metrics(
+      self, found: Any, sets: Any, earlier: Sequence[Any]
+  ) -> dict[str, float]:
+    """Further metrics of a checkpoint, which it may show.
+
+    `found` is its `evaluate.Evaluation`, `sets` are the responses, and
+    `earlier` the evaluations of the same command before it.
+    """
+    return {}
+
+  def end(self, found: Sequence[Any]) -> None:
+    """Sees all evaluations of a command, in their order."""
+
+
+class _Evaluators(Evaluator):
+  """The parts of all features, as one."""
+
+  def __init__(self, parts: Iterable[Evaluator]):
+    self._parts = [*parts]
+
+  def sets(self) -> dict[str, list[tuple[Any, Any]]]:
+    return _joined(part.sets() for part in self._parts)
+
+  def sampling(self, row: Any) -> dict[str, Any]:
+    return _joined(part.sampling(row) for part in self._parts)
+
+  def metrics(self, *args: Any) -> dict[str, float]:
+    return _joined(part.metrics(*args) for part in self._parts)
+
+  def end(self, found: Sequence[Any]) -> None:
+    for part in self._parts:
+      part.end(found)
+
+
 class _Parts(Part):
   """The parts of all features of a run, as one.
 
@@ -131,6 +190,10 @@ class Declaration:
     shown: fields -> what the report says of their value, if it is set.
     other_names: names of other libraries -> its fields.
     remedies: names of alerts -> what its fields may do about them.
+    free: its fields, which a run may resume with other values of.
+    readers: fields with a text of a form of its own -> what reads the text of a
+      config, and a field without a fault that this needs, or ''; see
+      `text_rules.READERS`.
   """
 
   kinds: Mapping[str, Kind] = {}
@@ -142,6 +205,8 @@ class Declaration:
   shown: Mapping[str, str] = {}
   other_names: Mapping[str, str] = {}
   remedies: Mapping[str, str] = {}
+  free: tuple[str, ...] = ()
+  readers: Mapping[str, tuple[Callable[[Any], Any], str]] = {}
 
   def used(self, c: Any) -> bool:
     """Whether a config asks for it."""
@@ -227,6 +292,32 @@ class Declaration:
     """Its part of a run."""
     return Part()
 
+  def evaluator(self, c: Any, stage: Evaluating) -> Evaluator:
+    """Its part of --stage=evaluate, also where no field asks for it."""
+    return Evaluator()
+
+  def policies(
+      self,
+      first: tuple[Any, Any, str],
+      workdirs: Sequence[Any],
+      given: Mapping[str, Any],
+      say: Callable[[str], None],
+  ) -> list[tuple[Any, Any, str]]:
+    """What --stage=evaluate evaluates after the first policy.
+
+    A policy is a config, a work directory and the names of checkpoints.
+
+    Args:
+      first: the first policy.
+      workdirs: further work directories of the command.
+      given: full names of overridden fields -> their values.
+      say: shows a line.
+
+    Raises:
+      ConfigError: one of the policies cannot be evaluated.
+    """
+    return []
+
 
 def used(c: Any) -> list[Declaration]:
   """The features that a config asks for."""
@@ -236,3 +327,8 @@ def used(c: Any) -> list[Declaration]:
 def start(c: Any, loop: Loop) -> Part:
   """The parts of the features that a config asks for, as one."""
   return _Parts(one.start(c, loop) for one in used(c))
+
+
+def evaluator(c: Any, stage: Evaluating) -> Evaluator:
+  """The parts of all features in --stage=evaluate, as one."""
+  return _Evaluators(one.evaluator(c, stage) for one in features.declared())

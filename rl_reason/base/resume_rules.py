@@ -108,11 +108,7 @@ FREE = (
     "rollout.engine.args.key_env",
     "updates.token_budget",
     "content.",  # of content.record
-    "evaluate.against",
-    "evaluate.models",
-    "evaluate.perturb",
     "evaluate.long_prompts",
-    "evaluate.sampling",
 )
 # What runs of an earlier version did, in fields of a later version: such a run
 # may resume with this value, besides the default.
@@ -152,6 +148,11 @@ def movable() -> tuple[str, ...]:
   for one in features.declared():
     out += one.movable + one.sources
   return out
+
+
+def free_fields() -> tuple[str, ...]:
+  """`FREE`, and such fields of features."""
+  return FREE + tuple(x for one in features.declared() for x in one.free)
 
 
 def reads_progress(fields: Fields) -> bool:
@@ -214,7 +215,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return True  # the checkpoint decides
     if name in movable() and new.get(f"content.{name}"):
       return equal_content(name, old, new)
-    return name.startswith(FREE)
+    return name.startswith(free_fields())
 
   was, old = complete(old), used(old)
   return [

@@ -14,12 +14,12 @@ from typing import Any
 import ml_collections
 from absl import flags
 
+from rl_reason import features
 from rl_reason.base import config as config_lib, errors, function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.other_names import COUNTED, of_others
 from rl_reason.checks import (
     config_checks,
-    evaluated_policies,
     file_checks,
     installation,
     machine_checks,
@@ -217,13 +217,13 @@ def prepare(
 
 
 def evaluated_beside(
-    first: evaluated_policies.Policy,
+    first: tuple[Any, pathlib.Path, str],
     stage: str,
     path: str | None,
     given: Mapping[str, Any],
     workdir: str | None,
     say: Callable[[str], None],
-) -> list[evaluated_policies.Policy]:
+) -> list[tuple[Any, pathlib.Path, str]]:
   """What --stage=evaluate evaluates besides its first policy.
 
   Args:
@@ -246,7 +246,14 @@ def evaluated_beside(
         f"--workdir = {workdir}: each of several runs has its own config: leave"
         " --config out"
     )
-  return evaluated_policies.others(first, several, given, say)
+  found = []
+  for one in features.declared():
+    found += one.policies(first, several, given, say)
+  if several and not found:
+    raise errors.ConfigError(
+        f"--workdir = {workdir}: no feature evaluates several runs at once"
+    )
+  return found
 
 
 def examine(

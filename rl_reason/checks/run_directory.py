@@ -45,7 +45,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
       same = config_lib.at(before, field) == value
     except (KeyError, AttributeError):  # an argument that the file leaves out
       same = False
-    if not same and not field.startswith(resume_rules.FREE):
+    if not same and not field.startswith(resume_rules.free_fields()):
       changed.append(f",{field}={text(value)}")
   full = name + "".join(changed)
   if len(full) <= MAX_NAME:
@@ -74,7 +74,7 @@ def several(text: str) -> list[pathlib.Path]:
     ConfigError: one of them holds no run.
   """
   fault = "--workdir = {}: holds no run (metrics.jsonl is missing)"
-  return _paths(text, lambda x: (x / "metrics.jsonl").exists(), fault)
+  return split_paths(text, lambda x: (x / "metrics.jsonl").exists(), fault)
 
 
 def evaluated(text: str) -> list[pathlib.Path]:
@@ -86,24 +86,11 @@ def evaluated(text: str) -> list[pathlib.Path]:
   if "," not in text or pathlib.Path(text).exists():
     return [pathlib.Path(text)]
   fault = "--workdir = {}: holds no run (config.json is missing)"
-  paths = _paths(text, lambda x: (x / "config.json").exists(), fault)
+  paths = split_paths(text, lambda x: (x / "config.json").exists(), fault)
   return [*dict.fromkeys(paths)]
 
 
-def evaluations(text: str) -> list[pathlib.Path]:
-  """The files of evaluate.against, 'a,b,c'; a name may contain commas.
-
-  Raises:
-    ConfigError: one of them is no file.
-  """
-  fault = (
-      "evaluate.against: there is no file {}; --stage=evaluate writes"
-      " prompts-WHICH.jsonl into a work directory"
-  )
-  return _paths(text, pathlib.Path.is_file, fault)
-
-
-def _paths(
+def split_paths(
     text: str, good: Callable[[pathlib.Path], bool], fault: str
 ) -> list[pathlib.Path]:
   """Splits a text at commas into paths that are good."""

@@ -258,7 +258,7 @@ def _for_evaluation(
     if name in {*given, "evaluate.tasks"}:
       rules.refuse(config, name, fault)
   faults = rules.Faults()
-  text_rules.check(config, faults, {*given, "evaluate.perturb"})
+  text_rules.check(config, faults, given)
   faults.end()
   for name, fault in data_rules.levels(config, "task.difficulties"):
     rules.refuse(config, name, fault)

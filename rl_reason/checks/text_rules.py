@@ -10,9 +10,9 @@ from rl_reason import features, tasks
 from rl_reason.base import functions, own_code
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
-from rl_reason.checks import config_facts, own_functions, run_directory
+from rl_reason.checks import config_facts, own_functions
 from rl_reason.checks.rules import Faults, line
-from rl_reason.data import datasets, perturbations, templates
+from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import evaluation_tasks, files as task_files, reward_terms
 
@@ -77,10 +77,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "model.family": add_family,
     "loss.terms": own_functions.terms,
     "log.metrics": own_functions.metrics,
-    "evaluate.against": lambda c: run_directory.evaluations(c.evaluate.against),
-    "evaluate.perturb": lambda c: perturbations.parse(
-        c.evaluate.perturb, c.task.name
-    ),
     "evaluate.tasks": lambda c: evaluation_tasks.parse(c.evaluate.tasks),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": config_facts.revisions,
@@ -94,18 +90,20 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     },
 }
 # What a reader also needs; its field is not read if that is faulty.
-NEEDS = dict.fromkeys(("environment.name", "evaluate.perturb"), "task.name")
+NEEDS = {"environment.name": "task.name"}
 
 
 def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
-  """Adds the faults of all texts, or of the fields of these names."""
-  of_features = (x for one in features.declared() for x in one.sources)
-  readers = {**READERS, **{x: _samples(x) for x in of_features}}
-  for name, read in readers.items():
-    if (
-        name not in (names or readers)
-        or {name, NEEDS.get(name)} & faults.fields
-    ):
+  """Adds the faults of all texts.
+
+  Or only of the fields of these names, and of those that are read with them.
+  """
+  readers = {name: (x, NEEDS.get(name, "")) for name, x in READERS.items()}
+  for one in features.declared():
+    readers |= {x: (_samples(x), "") for x in one.sources} | {**one.readers}
+  for name, (read, needed) in readers.items():
+    wanted = names is None or {name, needed} & {*names}
+    if not wanted or {name, needed} & faults.fields:
       continue
     try:
       read(c)

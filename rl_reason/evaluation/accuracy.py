@@ -435,7 +435,7 @@ def lines_of_prompts(
 ) -> list[dict[str, Any]]:
   """Returns the lines of `report.paired`: the scores of each prompt.
 
-  `originals` are the rows whose perturbed copies got the responses.
+  `originals` are rows whose problems the rows of the responses have.
   """
   values, _ = of_prompts(responses, answer)
   if not responses.measured:
@@ -515,16 +515,6 @@ class Level(NamedTuple):
   mean: float
   half: float
   truncated: float
-
-
-def within_budget(responses: Responses, tokens: int) -> tuple[float, float]:
-  """The accuracy if sampling ended after `tokens`, and half of its interval.
-
-  A longer response is incorrect then. One sampling has the accuracy at every
-  budget, since the policy does not know the limit.
-  """
-  within_NG = responses.correct_NG * (responses.lengths_NG <= tokens)
-  return interval("acc", within_NG[:, : responses.mean_of].mean(1))
 
 
 def levels(responses: Responses) -> list[Level]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rl_reason.evaluation.accuracy import Responses, levels
+from rl_reason.evaluation.accuracy import Responses
 from rl_reason.report import scores as scores_lib
 from rl_reason.report.scores import Score
 
@@ -26,22 +26,6 @@ def as_text(
       [row["name"], *(text for text, _ in row["cells"]), row["about"]]
       for row in rows
   ]
-
-
-def by_difficulty(responses: Responses) -> str:
-  """The scores of each difficulty in a line; '' where all rows have one."""
-  found = levels(responses)
-  if len(found) < 2:
-    return ""
-  verified = responses.measure == "acc"
-  unit = "tokens" if verified else "reward"
-  scores = [Score(x.mean, x.half, share=verified, unit=unit) for x in found]
-  parts = [
-      f"{level.difficulty}: {score.text()}"
-      for level, score in zip(found, scores, strict=True)
-  ]
-  head = f"{responses.name}, mean@{responses.mean_of} by difficulty"
-  return f"{head}: {', '.join(parts)}"
 
 
 def for_page(

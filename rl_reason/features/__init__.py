@@ -15,6 +15,9 @@ FEATURES = (
     "controllers",
     "prefix_values",
     "rows_beside_rl",
+    "published_protocols",
+    "perturbed_questions",
+    "compared_evaluations",
 )
 
 

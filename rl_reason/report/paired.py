@@ -3,7 +3,7 @@
 Two evaluations of the same problems share their difficulty, so the interval of
 the mean difference is narrower than the intervals of the two means suggest. A
 problem is a row of a file, whatever template asks for its answer, or else a
-prompt; a perturbed copy has the problem of its original.
+prompt; a copy of a row has the problem of its original.
 """
 
 import collections
@@ -175,28 +175,6 @@ def table(
             + [f"{change}{plus_minus}{half}"]
         )
   return rows
-
-
-def unpaired(label: str, found: Sequence[Difference], new: Values) -> list[str]:
-  """Lines on sets without a partner, and on prompts without one."""
-  out = []
-  compared = {(x.of_set, x.measure) for x in found}
-  for of_set, measure in new:
-    if (of_set, measure) in compared:
-      continue
-    remedy = "the same set, difficulties and evaluate.samples give pairs"
-    if "~" in of_set:  # copies of `data.perturbations`
-      remedy = "evaluate both with the same evaluate.perturb"
-    out.append(
-        f"{of_set}: no problem and score in common with {label}: nothing to"
-        f" compare; {remedy}"
-    )
-  for of_set, alone in {x.of_set: x.alone for x in found if x.alone}.items():
-    out.append(
-        f"{of_set}: {alone:,} prompts are not in both this evaluation and"
-        f" {label}, and are left out of the differences"
-    )
-  return out
 
 
 def labels(

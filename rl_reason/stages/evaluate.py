@@ -4,29 +4,30 @@ WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
 WORKDIR/prompts-WHICH.jsonl         the scores of each prompt
 WORKDIR/responses-WHICH.html        all responses, for the browser
-WORKDIR/side-by-side.md             several checkpoints in one table
 
 Tasks, difficulties and lengths may differ from those of the run (out of
 distribution), and the policy may have the precision of an export; the names of
-the files then say which. config.evaluate.against compares the evaluation with
-others, paired by problem. Several checkpoints (and, by further calls, several
-work directories) are evaluated by one command, on the same noise, and shown in
-one table.
+the files then say which. Several checkpoints (and, by further calls, several
+work directories) are evaluated by one command, on the same noise. Features add
+sets and metrics: see `feature.Evaluator`.
 """
 
-import collections
 import functools
 import itertools
 import pathlib
-import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, json_files, resume_rules
+from rl_reason.base import (
+    config as config_lib,
+    feature,
+    json_files,
+    resume_rules,
+)
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
@@ -35,30 +36,41 @@ from rl_reason.collect import doubtful_verdicts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.data import held_out, perturbations, pipelines, published
+from rl_reason.data import held_out, pipelines
 from rl_reason.data.pipelines import RowSource
-from rl_reason.data.row_builder import RowBuilder
-from rl_reason.data.screening import Fault
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.evaluation import results, set_table, side_by_side
+from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import (
     NOT_MEASURED,
     Responses,
     lines_of_prompts,
     respond,
     summarize_sets,
-    within_budget,
 )
-from rl_reason.evaluation.side_by_side import Evaluation
 from rl_reason.monitoring import alerts
-from rl_reason.monitoring.display import Display
 from rl_reason.report import paired
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import lower_precision, scorer, trained_parameters
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
+
+
+class Evaluation(NamedTuple):
+  """What an evaluation of a policy has found.
+
+  Attributes:
+    path: the file with the scores of each prompt, which names the policy.
+    metrics: of all sets.
+    lines: of `accuracy.lines_of_prompts`, of all sets.
+    fields: the flat config.
+  """
+
+  path: pathlib.Path
+  metrics: dict[str, Any]
+  lines: list[dict[str, Any]]
+  fields: Mapping[str, Any]
 
 
 def run(
@@ -74,7 +86,7 @@ def run(
     reward_runner: RewardRunner,
     environments: Environments | None,
 ) -> list[Evaluation]:
-  """Evaluates checkpoints, writes the files above and the table of all.
+  """Evaluates checkpoints, and writes the files above.
 
   `which` are names of checkpoints as in `trained_parameters.policy`, separated
   by commas, and `earlier` evaluations of other work directories by the same
@@ -84,14 +96,14 @@ def run(
     the earlier evaluations, then one of each checkpoint.
 
   Raises:
-    RunError: there is no such checkpoint, or evaluate.against names a file that
-      no evaluation has written.
+    RunError: there is no such checkpoint.
   """
-  against = run_directory.evaluations(c.evaluate.against)
-  others = {x: paired.read(x) for x in against}  # before it takes long
   names = dict.fromkeys(x.strip() for x in which.split(","))
   for name in names:
     trained_parameters.require(c, name, output)
+  evaluator = feature.evaluator(
+      c, feature.Evaluating(row_source, tok, output.display)
+  )
   rewards = functools.partial(
       scorer.rewards,
       c,
@@ -104,8 +116,7 @@ def run(
   one = functools.partial(
       _evaluated,
       c,
-      against=others,
-      copies=_copies(c, row_source, tok, output.display.say),
+      evaluator=evaluator,
       rewards=functools.cache(rewards),
       model=model,
       output=output,
@@ -116,34 +127,17 @@ def run(
   )
   done = [*earlier]
   for name in names:
-    done.append(one(name, done[:1]))
-  if done[1:]:
-    _side_by_side(done, output.display)
+    done.append(one(name, done))
+  evaluator.end(done)
   return done
-
-
-def _side_by_side(done: Sequence[Evaluation], display: Display) -> None:
-  """Shows the evaluations of a command in one table, and writes it."""
-  head, rows = side_by_side.table(done)
-  display.table(
-      "side by side, with 95% intervals; in parentheses the difference from"
-      f" {head[3]}, paired by problem",
-      head,
-      rows,
-  )
-  if jax.process_index() == 0:
-    path = done[0].path.parent / side_by_side.FILE
-    json_files.write_text(path, side_by_side.markdown(head, rows))
-    display.say(f"the same table: {path}")
 
 
 def _evaluated(
     c,
     which: str,
-    first: Sequence[Evaluation],
+    earlier: Sequence[Evaluation],
     *,
-    against: Mapping[pathlib.Path, paired.Values],
-    copies: Mapping[str, dict[int, tasks.Row]],
+    evaluator: feature.Evaluator,
     rewards: Callable[[], Rewards],
     model: Model,
     output: Output,
@@ -154,8 +148,7 @@ def _evaluated(
 ) -> Evaluation:
   """Evaluates one checkpoint, and writes its files.
 
-  It is compared with the first evaluation of the command, if there is one, and
-  with the files of evaluate.against. `copies` are of `_copies`.
+  `earlier` are evaluations of the same command.
   """
   workdir, say = output.workdir, output.display.say
   params, _, step, about = trained_parameters.policy(
@@ -166,12 +159,13 @@ def _evaluated(
     params = lower_precision.rounded(c, merged, model)
     about += f" in {c.export.precision}, as it is exported"
   say(f"evaluating {about}")
+  further = evaluator.sets()
   found, sets = evaluate(
       c,
       params,
       c.evaluate.prompts,
       "evaluating",
-      further={name: [*x.values()] for name, x in copies.items()},
+      further={name: [row for row, _ in x] for name, x in further.items()},
       rewards=rewards,
       mesh=model.mesh,
       output=output,
@@ -179,53 +173,38 @@ def _evaluated(
       tok=tok,
       engine=engine,
       environments=environments,
-      by_protocol=c.evaluate.sampling == "published",
+      sampling=evaluator.sampling,
   )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
   output.display.table(
       f"held-out scores of step {step} ({which}), with 95% intervals over"
       " prompts",
-      *set_table.as_text(values, [x for x in sets if x.name not in copies]),
+      *set_table.as_text(values, [x for x in sets if x.name not in further]),
   )
-  fields = config_lib.flat(c)
-  for x in sets:
-    sampled = {**fields, **x.sampling}
-    line = published.line(x.name, x.rows[0], len(x.rows), sampled)
-    if line and x.name not in copies:
-      say(line)
-    if line := set_table.by_difficulty(x):
-      say(line)
-    if x.measure == "acc" and x.measured:
-      values |= _by_budget(sampled, x, say)
   name = which + "".join(
       f",{field}={run_directory.text(value)}"
       for field, value in elsewhere(c, workdir).items()
   )
-  rows = {x.name: x.rows for x in sets}
-  of_prompts = [
+  lines = [
       line
       for x in sets
       for line in lines_of_prompts(
           x,
           row_source.task.answer,
-          originals=[rows[x.name.rpartition("~")[0]][n] for n in copies[x.name]]
-          if x.name in copies
-          else None,
+          originals=[original for _, original in further.get(x.name, ())],
       )
   ]
-  values |= _robustness(copies, of_prompts, output.display)
   path = workdir / f"{paired.PREFIX}{name}.jsonl"
-  new = paired.values_of(of_prompts)
-  partners = {x.path: x.scores for x in first}
-  values |= _compared(partners, new, path, output.display, show=False)
-  values |= _compared(against, new, path, output.display)
+  fields = config_lib.flat(c)
+  evaluation = Evaluation(path, values, lines, fields)
+  values |= evaluator.metrics(evaluation, sets, earlier)
   if line := perhaps_right(values):
     say(line)
   for line in _warnings(c, which, values, sets, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
-    paired.write(path, of_prompts)
-    say(f"scores of each prompt, for evaluate.against: {path}")
+    paired.write(path, lines)
+    say(f"scores of each prompt: {path}")
     place = workdir / f"evaluation-{name}.json"
     json_files.write_json(place, dict(step=step) | values)
     say(f"all metrics: {place}")
@@ -241,104 +220,7 @@ def _evaluated(
     )
     json_files.write_text(place, page_text)
     say(f"responses: {place}")
-  return Evaluation(path, values, new)
-
-
-def _copies(
-    c, row_source: RowSource, tok: Any, say: Callable[[str], None]
-) -> dict[str, dict[int, tasks.Row]]:
-  """The copies of evaluate.perturb: 'SET~NAME' -> index of a row -> its copy.
-
-  Says which rows have none, and why.
-  """
-  names = perturbations.parse(c.evaluate.perturb, c.task.name)
-  if not names:
-    return {}
-  sets = held_out.evaluation_sets(row_source, c.evaluate.prompts)
-  # Copies are made by the task of the run, which knows its own rows alone.
-  for name in [label for label, *_ in row_source.others if label in sets]:
-    say(f"evaluate.perturb: no copies of {name}, a set of evaluate.tasks")
-    del sets[name]
-  builder, examples = RowBuilder(c.data, c.rollout, tok), {}
-  if row_source.files is not None:
-    examples = held_out.examples(row_source, c.evaluate.prompts)
-  build = functools.partial(builder.build, use="evaluate")
-  made = perturbations.copies(names, sets, row_source.task, examples, build)
-  out = {}
-  for name, of_set in made.items():
-    out[name] = {n: x for n, x in of_set.items() if isinstance(x, tasks.Row)}
-    lost = [x for x in of_set.values() if isinstance(x, Fault)]
-    for reason, count in collections.Counter(x.reason for x in lost).items():
-      say(
-          f"warning: {name}: {count:,} of {len(of_set):,} prompts have no copy"
-          f" and are left out of the comparison: {reason}"
-      )
-  return {name: x for name, x in out.items() if x}
-
-
-def _robustness(
-    copies: Mapping[str, dict[int, tasks.Row]],
-    of_prompts: list[dict[str, Any]],
-    display: Display,
-) -> dict[str, float]:
-  """Metrics of copies minus originals, paired by prompt; shows them.
-
-  `of_prompts` are the lines of `accuracy.lines_of_prompts` of all sets.
-  """
-  by_set: dict[str, list[dict[str, Any]]] = {}
-  for line in of_prompts:
-    by_set.setdefault(line["set"], []).append(line)
-  found, out = {}, {}
-  for name, rows in copies.items():
-    of_set, _, kind = name.rpartition("~")
-    originals = [by_set[of_set][n] for n in rows]
-    own = [line | dict(set=of_set) for line in by_set[name]]
-    pairs = paired.values_of(own), paired.values_of(originals)
-    found[name] = paired.differences(*pairs)
-    for x in found[name]:
-      key = f"val-aux/{of_set}/{kind}_minus_original/{x.measure}/{x.name}"
-      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
-  if found:
-    display.table(
-        "robustness: perturbed copies, paired, with 95% intervals",
-        ["", "score", "prompts", "originals", "copies", "difference"],
-        [[name, *cells] for name, _, *cells in paired.table(found)],
-    )
-  return out
-
-
-def _compared(
-    others: Mapping[pathlib.Path, paired.Values],
-    new: paired.Values,
-    path: pathlib.Path,
-    display: Display,
-    *,
-    show: bool = True,
-) -> dict[str, float]:
-  """Metrics of the differences to other evaluations.
-
-  `path` is the file that this evaluation is about to write; `show` is whether
-  the screen has a table of the differences.
-  """
-  found, out = {}, {}
-  for label, other in paired.labels([*others], path).items():
-    found[label] = paired.differences(new, others[other])
-    for line in paired.unpaired(label, found[label], new):
-      display.say(f"warning: {line}")
-    for x in found[label]:
-      mark = f"minus_{label.replace('/', ':')}"
-      key = f"val-aux/{x.of_set}/{mark}/{x.measure}/{x.name}"
-      out |= {key: x.new - x.old, f"{key}/ci95": x.half}
-  if show and any(found.values()):
-    display.table(
-        "differences on the same prompts, paired, with 95% intervals",
-        [
-            *("compared with", "set", "score", "prompts"),
-            *("there", "here", "difference"),
-        ],
-        paired.table(found),
-    )
-  return out
+  return evaluation
 
 
 def perhaps_right(values: Mapping[str, Any]) -> str:
@@ -353,27 +235,6 @@ def perhaps_right(values: Mapping[str, Any]) -> str:
       " them"
       " (val-aux/perhaps_right; docs/rewards.md)"
   )
-
-
-def _by_budget(
-    fields: Mapping[str, Any], responses: Responses, say
-) -> dict[str, float]:
-  """Metrics of the accuracy at an eighth, a quarter, half of and all tokens.
-
-  `fields` is the flat config with which the set was sampled.
-  """
-  mean_of, limit = responses.mean_of, fields["rollout.max_tokens"]
-  out, shown = {}, []
-  for tokens in sorted({max(limit // n, 1) for n in (8, 4, 2, 1)}):
-    mean, half = within_budget(responses, tokens)
-    name = f"val-aux/{responses.name}/within_{tokens}_tokens/mean@{mean_of}"
-    out |= {name: mean, f"{name}/ci95": half}
-    shown.append(f"{tokens}: {mean:.1%} +- {100 * half:.1f}")
-  say(
-      f"{responses.name}, mean@{mean_of} by the maximum of tokens:"
-      f" {', '.join(shown)}"
-  )
-  return out
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
@@ -451,9 +312,9 @@ def evaluate(
     title: str,
     *,
     rewards: Callable[[], Rewards] | None = None,
-    further: Mapping[str, list[tasks.Row]] = types.MappingProxyType({}),
+    further: Mapping[str, list[tasks.Row]] | None = None,
     purpose: str = "held out",
-    by_protocol: bool = False,
+    sampling: Callable[[tasks.Row], dict[str, Any]] = lambda row: {},
     mesh: jax.sharding.Mesh,
     output: Output,
     row_source: RowSource,
@@ -478,7 +339,7 @@ def evaluate(
     further: sets besides the held-out ones of the run.
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
-    by_protocol: whether known sets are sampled by their published protocols.
+    sampling: (a row of a set) -> fields with which the set is sampled.
     mesh: the devices.
     output: the screen, and the event that stops the run.
     row_source: the rows of the task by purpose.
@@ -540,11 +401,9 @@ def evaluate(
   def responses_to(name: str, rows: list[tasks.Row]) -> Responses:
     # Each number of samples has a sampler of its own, which is compiled. More
     # samples of a prompt leave room for fewer prompts at a time.
-    of_set, fields, changed = c, config_lib.flat(c), {}
-    batch = c.evaluate.batch
-    if by_protocol:
-      changed = published.sampling(rows[0].source, fields)
-      of_set = config_lib.unflat(fields | changed)
+    of_set, batch, changed = c, c.evaluate.batch, sampling(rows[0])
+    if changed:
+      of_set = config_lib.unflat(config_lib.flat(c) | changed)
       room = batch * (c.evaluate.samples + 1) // (of_set.evaluate.samples + 1)
       shards = sharding.num_shards(mesh, "batch")
       batch = -(-min(max(room, 1), batch, len(rows)) // shards) * shards
@@ -565,7 +424,9 @@ def evaluate(
     )
 
   responses = list(
-      itertools.starmap(responses_to, {**sets, **further, **chooses}.items())
+      itertools.starmap(
+          responses_to, {**sets, **(further or {}), **chooses}.items()
+      )
   )
   chosen_by = set(chooses) or set(sets)
   return (

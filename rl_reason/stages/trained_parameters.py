@@ -466,7 +466,9 @@ def require_equal(
     RunError: names the first field that differs, and both values.
   """
   for name, value in here.items():
-    matters = name.startswith(prefixes) and name not in resume_rules.FREE
+    matters = (
+        name.startswith(prefixes) and name not in resume_rules.free_fields()
+    )
     newer = fields.FIELDS.get(name)  # than the other run, perhaps
     other = there.get(name, newer and newer.default)
     moved = resume_rules.equal_content(name, there, here)

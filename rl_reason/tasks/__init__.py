@@ -16,10 +16,9 @@ and optionally
                                        default the longest of a hundred prompts
   ALPHABET                             all characters of prompts and responses;
                                        by default printable ASCII and newline
-  renumber(row, rng) -> Row            the same problem with other numbers, for
-                                       evaluate.perturb = "numbers"
-  rename(row, rng) -> Row              the same problem with other names, for
-                                       evaluate.perturb = "names"
+  renumber(row, rng) -> Row            the same problem with other numbers, by
+                                       which robustness is measured
+  rename(row, rng) -> Row              the same problem with other names
   BEHAVIOURS                           name -> regular expression, whose matches
                                        in responses are a metric
   DIFFICULTIES, STYLES                 levels, and styles of demonstrations; by

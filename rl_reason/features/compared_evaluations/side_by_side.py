@@ -1,8 +1,7 @@
 """The evaluations of one command in one table, with paired differences."""
 
-import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rl_reason.report import paired, scores as scores_lib
 
@@ -10,22 +9,8 @@ FILE = "side-by-side.md"  # in the directory of the first evaluation
 NONE = "–"
 
 
-class Evaluation(NamedTuple):
-  """What an evaluation of a policy has found.
-
-  Attributes:
-    path: the file with the scores of each prompt, which names the policy.
-    metrics: of all sets.
-    scores: of each problem.
-  """
-
-  path: pathlib.Path
-  metrics: dict[str, Any]
-  scores: paired.Values
-
-
-def table(found: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
-  """The table of at least two evaluations, with a column for each.
+def table(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+  """The table of at least two `evaluate.Evaluation`s, with a column for each.
 
   A row is a score of a set. A cell has the score with its interval over
   prompts, and in parentheses its mean difference from the first evaluation,
@@ -35,9 +20,9 @@ def table(found: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
   Returns:
     its head, and its rows.
   """
-  first, *others = found
   scores = [scores_lib.by_set(x.metrics) for x in found]
-  differences = [paired.differences(x.scores, first.scores) for x in others]
+  first, *others = [paired.values_of(x.lines) for x in found]
+  differences = [paired.differences(x, first) for x in others]
   # Of the first evaluation there is no difference.
   changes: list[dict[tuple[str, str], str]] = [
       {},
@@ -61,7 +46,7 @@ def table(found: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
         row.append(text + change.get(key, ""))
       rows.append(row)
   paths = [x.path for x in found]
-  return ["set", "score", "pairs", *paired.labels(paths, first.path)], rows
+  return ["set", "score", "pairs", *paired.labels(paths, paths[0])], rows
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

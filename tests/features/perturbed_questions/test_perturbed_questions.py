@@ -4,16 +4,21 @@ import types
 
 import numpy as np
 import pytest
+import test_pipelines
+import tiny_data
 from hypothesis import given, strategies as st
 from test_evaluate import responses
 
 from rl_reason import tasks
-from rl_reason.data import perturbations, templates
+from rl_reason.data import held_out, templates
 from rl_reason.data.datasets import Example
 from rl_reason.data.screening import Fault
 from rl_reason.evaluation import accuracy
+from rl_reason.features.perturbed_questions import (
+    perturbations,
+    perturbed_sets,
+)
 from rl_reason.report import paired
-from rl_reason.stages import evaluate
 from rl_reason.tasks import Row, arithmetic, chain, countdown, xor
 
 
@@ -190,7 +195,7 @@ def test_the_drop_is_paired_by_prompt():
   tables = []
   display = types.SimpleNamespace(table=lambda *x: tables.append(x))
   copies = {"sums~numbers": {0: other[0], 2: other[1]}}
-  values = evaluate._robustness(copies, lines, display)
+  values = perturbed_sets.robustness(copies, lines, display)
   name = "val-aux/sums/numbers_minus_original/acc"
   assert values[f"{name}/greedy"] == -0.5 and values[f"{name}/mean@1"] == 0.5
   half = paired.interval(np.array([-1.0, 0]), share=True)[1]
@@ -200,3 +205,34 @@ def test_the_drop_is_paired_by_prompt():
   assert row[""] == "sums~numbers" and row["score"] == "greedy"
   assert (row["originals"], row["copies"]) == ("100.0%", "50.0%")
   assert row["prompts"] == "2"
+
+
+tok_dir, make = tiny_data.tok_dir, tiny_data.make
+
+
+def test_copies_of_rows_of_files_have_their_template(make, tmp_path):
+  """The rows of `evaluation_sets`, in its order, with the limit of a prompt."""
+  c = make((), test_pipelines.FIVE, template="dapo")
+  names = ["paraphrase", "distractor"]
+  source, said = test_pipelines.of_files(tiny_data.run(c, tmp_path)), []
+  tok = tiny_data.byte_tokenizer()
+  sets = held_out.evaluation_sets(source, c.evaluate.prompts)
+  take = names, sets, source, tok, said.append
+  found = perturbed_sets.copies(c, *take)
+  [rows] = held_out.evaluation_sets(source, 9).values()
+  assert list(found) == ["evaluate~paraphrase", "evaluate~distractor"]
+  for name, copies in found.items():
+    for n, row in enumerate(rows):
+      asked = row.prompt.split("\n\n")[1]
+      assert asked in copies[n].prompt and "Answer:" in copies[n].prompt
+      assert copies[n].answer == row.answer and copies[n].kind == row.kind
+      extra = len(copies[n].prompt) - len(row.prompt)
+      assert extra > 10, name
+  assert not said
+  # Characters are tokens: the paraphrases still fit, the sentences do not.
+  c.rollout.max_prompt = 32 + max(len(row.prompt) for row in rows)
+  found = perturbed_sets.copies(c, *take)
+  assert list(found) == ["evaluate~paraphrase"]
+  [line] = said
+  assert line.startswith("warning: evaluate~distractor: 5 of 5 prompts have no")
+  assert "longer than rollout.max_prompt" in line
