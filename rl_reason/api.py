@@ -40,16 +40,17 @@ class Result:
 
   Attributes:
     workdir: everything that the run wrote, the report among it.
-    config: of the run, as checked; `parts["c"]` has what was found, too.
+    config: of the run, as checked.
     params: parameters of the policy, a pytree of arrays; None of a stage that
       trains nothing.
-    parts: tokenizer, model shape, engine and so on, see `run.open_parts`.
+    session: tokenizer, model shape, engine and so on, see `stages.session`;
+      None of --stage=prepare.
   """
 
   workdir: pathlib.Path
   config: ml_collections.ConfigDict
   params: Any
-  parts: dict[str, Any]
+  session: Any
 
   @functools.cached_property
   def history(self) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ class Result:
     from rl_reason.devices import sharding
     from rl_reason.devices.randomness import key
 
-    tok, engine = self.parts["tok"], self.parts["engine"]
+    tok, engine = self.session.tok, self.session.engine
     slots, mesh = self.config.rollout.max_prompt, engine.mesh
     # Rows are split over the devices: the last ones may be repetitions.
     filled = [
@@ -214,7 +215,7 @@ def train(
           *remarks,
       ):
         screen.say(line)
-      parts, params = run.stages(
+      session, params = run.stages(
           c.copy_and_resolve_references(),
           path,
           screen,
@@ -225,7 +226,7 @@ def train(
       )
     finally:
       screen.close()
-  return Result(path, c, params, parts or {})
+  return Result(path, c, params, session)
 
 
 def _new_directory() -> pathlib.Path:

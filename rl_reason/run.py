@@ -4,12 +4,11 @@
 """
 
 import contextlib
-import inspect
 import pathlib
 import pkgutil
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
@@ -23,8 +22,12 @@ from rl_reason.checks import (
 )
 from rl_reason.monitoring import stop_signals
 
-# Stages by name, so that nothing imports a wing. A stage is a function whose
-# parameters name the parts of a run that it uses; see `open_parts`.
+if TYPE_CHECKING:
+  from rl_reason.stages.session import Session
+
+# Stages by name, so that nothing imports a wing. A stage is a function of the
+# config, a `Session`, and the stages to train or the checkpoint; 'prepare' and
+# 'size' open no session.
 STAGES = {
     "all": "rl_reason.stages.learn:run",
     "sft": "rl_reason.stages.learn:run",
@@ -79,7 +82,7 @@ def stages(
     devices: list | None = None,
     from_record: bool = False,
     earlier: Sequence[Any] = (),
-) -> tuple[dict[str, Any] | None, Any]:
+) -> tuple["Session | None", Any]:
   """Runs a stage, or all of them.
 
   Args:
@@ -97,8 +100,8 @@ def stages(
     earlier: evaluations of other work directories, to compare with.
 
   Returns:
-    the parts of the run by name, and the parameters that training ended with,
-    or all evaluations; None where a stage has none.
+    the session, and the parameters that training ended with, or all
+    evaluations; None where a stage has none.
 
   Raises:
     ConfigError, RunError, DataError: what the user can mend, in one line.
@@ -109,6 +112,7 @@ def stages(
   from rl_reason.checks import traced_functions
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
+  from rl_reason.stages.session import Session
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache.kept(screen.say))
@@ -132,8 +136,7 @@ def stages(
       return None, None
     if stage not in TRAINS:
       config.log.loggers = ""  # nothing is trained that they could show
-    run = pkgutil.resolve_name(STAGES[stage])
-    parts = open_parts(
+    session = Session(
         config,
         workdir,
         mesh,
@@ -143,102 +146,18 @@ def stages(
         files,
         logger,
         recorded=recorded,
-        used=()
-        if stage in TRAINS
-        else tuple(inspect.signature(run).parameters),
     )
-    cleanup.callback(parts["output"].log.close)
-    for name in ("reward_runner", "environments"):
-      if parts.get(name) is not None:
-        cleanup.callback(parts[name].close)
+    cleanup.callback(session.close)
     if stage in TRAINS:
-      _begin(config, workdir, place, parts)
+      session.open()
+      _begin(config, session, place)
+    asked = dict(earlier=earlier) if stage == "evaluate" else {}
     with jax.set_mesh(mesh):
-      asked = dict(stage=stage, which=step, earlier=earlier)
-      found = with_parts(run, parts | asked)
+      run = pkgutil.resolve_name(STAGES[stage])
+      found = run(config, session, stage if stage in TRAINS else step, **asked)
     if stage in TRAINS:
       _summarize(config, workdir, screen, stage)
-    return parts, found if stage in (*TRAINS, "evaluate") else None
-
-
-def open_parts(
-    c: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    mesh: Any,
-    sampling: Any,
-    screen: Any,
-    stop: threading.Event,
-    files: pathlib.Path | None = None,
-    logger: Sequence[Any] = (),
-    *,
-    recorded: pathlib.Path | None = None,
-    used: Sequence[str] = (),
-) -> dict[str, Any]:
-  """The parts of a run, by the names that stages have for them.
-
-  Args:
-    c: the checked config.
-    workdir: everything that the run writes.
-    mesh: the devices that learn.
-    sampling: the devices that sample in RL, often the same.
-    screen: a `Display`.
-    stop: set by SIGTERM.
-    files: what --stage=prepare wrote, if the config names data.
-    logger: further loggers.
-    recorded: the work directory whose record replaces model.path and its
-      tokenizer; None: they are read.
-    used: names of the parts that a stage uses, so that code that only the
-      others need is not imported; () for all parts.
-
-  Raises:
-    ConfigError: the tokenizer, the checkpoint or the devices do not fit.
-  """
-  from rl_reason.checks import model_directory
-  from rl_reason.stages import model, parts, prompt_start, starting_model
-
-  parts.check_machine(c)
-  show = parts.show(screen)
-  source = starting_model.source(recorded) or model_directory.resolve(c)
-  if source and c.model.path:  # an evaluation may have longer responses
-    model_directory.require_context(c, source)
-  c.tokenizer = starting_model.tokenizer(recorded) or c.tokenizer
-  task = environment = None
-  if not used or {"row_source", "environments"} & {*used}:
-    task, environment = parts.task(c, show)
-  elif not (source or c.tokenizer):  # of an earlier version, without a record
-    task, _ = parts.task(c, show)
-  alphabet = "" if task is None else task.ALPHABET
-  tok = model_directory.load_tokenizer(c, source, alphabet)
-  parts.show_idle_template_args(c, tok, screen.say)
-  prompt_start.settle(c, tok, workdir, screen.say, keep=bool(recorded))
-  parts.show_chat_template(c, tok, screen.say)
-  cfg = model.policy_shape(c, source, tok, screen.say)
-  engine = parts.engine(c, tok, cfg, mesh, screen)
-  make = dict(
-      row_source=lambda: parts.row_source(c, task, tok, files),
-      output=lambda: parts.output(c, workdir, screen, stop, logger),
-      rollout_engine=lambda: parts.rollout_engine(
-          c, engine, tok, cfg, sampling, screen
-      ),
-      reward_runner=lambda: parts.reward_runner(c, show),
-      environments=lambda: parts.environments(
-          c, environment, tok, mesh, screen
-      ),
-  )
-  return dict(
-      c=c,
-      source=source,
-      model=model.Model(cfg, model.critic_config(c, cfg), mesh),
-      tok=tok,
-      engine=engine,
-      **{x: make[x]() for x in make if not used or x in used},
-  )
-
-
-def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
-  """Calls a function with the parts that its parameters name."""
-  names = inspect.signature(function).parameters
-  return function(**{name: parts[name] for name in names if name in parts})
+    return session, found if stage in (*TRAINS, "evaluate") else None
 
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
@@ -313,9 +232,7 @@ def _prepared(
   return prepare.run(c, workdir / "evaluation", screen, stop, path)
 
 
-def _begin(
-    c, workdir: pathlib.Path, place: pathlib.Path | None, parts: dict[str, Any]
-) -> None:
+def _begin(c, session: "Session", place: pathlib.Path | None) -> None:
   """The last checks of a run that trains, then the record of its start."""
   import jax
 
@@ -324,18 +241,20 @@ def _begin(
   from rl_reason.report import head, machine
   from rl_reason.stages import observers, starting_model, trained_parameters
 
-  with_parts(trained_parameters.check_classifiers, parts)
+  source, tok, model = session.source, session.tok, session.model
+  trained_parameters.check_classifiers(c, model=model, tok=tok)
+  workdir, _, display, _ = session.output
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
-    own = parts["tok"] if c.tokenizer or not parts["source"] else None
-    starting_model.record(workdir, parts["source"], own)
+    own = tok if c.tokenizer or not source else None
+    starting_model.record(workdir, source, own)
     about = machine.describe(place)
     json_files.write_json(workdir / machine.FILE, about)
-    sizes = observers.model_sizes(c, parts["model"])
+    sizes = observers.model_sizes(c, model)
     json_files.write_json(workdir / head.FILE, sizes)
     for name in run_log.record_start(workdir):
-      parts["output"].screen.say(
+      display.say(
           f"warning: {name} has changed since this run was started last: steps"
           " from here on use the new code, and earlier ones used the old; to"
           " train anew, name another --workdir"

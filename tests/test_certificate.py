@@ -27,17 +27,15 @@ def make(base=None, kind="same"):
   c.rollout.weights = kind
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   engine = sampler.RolloutEngine(tiny.CFG, mesh, display=None)
-  return observers.certify(
-      c,
-      base,
-      cfg=tiny.CFG,
+  session = types.SimpleNamespace(
+      model=types.SimpleNamespace(cfg=tiny.CFG),
       engine=types.SimpleNamespace(
           takes_parameters=engine.takes_parameters,
           weights=lambda params, kind: params,
       ),
       rollout_engine=engine,
-      display=types.SimpleNamespace(say=lambda text: None),
   )
+  return observers.certify(c, session, base)
 
 
 def said(one, version, params, weights):

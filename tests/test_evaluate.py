@@ -509,7 +509,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   )
   answer = lambda text, row: text  # noqa: E731
 
-  def evaluated(c, params, *_, **__):
+  def evaluated(c, session, params, *_, **__):
     made = [responses(correct[params], truncated_NG, texts_NG)]
     made[0].lengths_NG[0, 0] = 20
     found = accuracy.summarize_sets(made, (), answer, score_of=2)
@@ -532,7 +532,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
   display = types.SimpleNamespace(
       say=said.append, table=lambda *x: tables.append(x)
   )
-  parts = dict(
+  session = types.SimpleNamespace(
       output=Output(tmp_path, None, display, None),
       row_source=types.SimpleNamespace(
           task=types.SimpleNamespace(answer=answer), files=None
@@ -540,7 +540,7 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
       model=types.SimpleNamespace(mesh=None),
       **dict.fromkeys(("tok", "engine", "reward_runner", "environments")),
   )
-  done = evaluate.run(c, "sft, best,sft", **parts)
+  done = evaluate.run(c, session, "sft, best,sft")
   assert checked == ["sft", "best"] and len(done) == 2
   assert sum("perhaps right: 2 of up to 8" in x for x in said) == 2
   names = [x.path.name for x in done]
@@ -551,7 +551,8 @@ def test_checkpoints_of_one_command(tmp_path, monkeypatch):
     assert metrics["val-core/sums/acc/mean@2"] == pytest.approx(mean)
     lines = (tmp_path / f"prompts-{which}.jsonl").read_text().splitlines()
     assert [json.loads(x)["prompt"] for x in lines] == [x.prompt for x in ROWS]
-  assert [x.path for x in evaluate.run(c, "best", earlier=done, **parts)] == [
+  done = evaluate.run(c, session, "best", earlier=done)
+  assert [x.path for x in done] == [
       tmp_path / f"prompts-{x}.jsonl" for x in ("sft", "best", "best")
   ]
   assert any("held-out scores of step 7 (best)" in x[0] for x in tables)
@@ -581,22 +582,18 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
       "respond",
       lambda s, tok, task, name, rows, **_: two_samples(name),
   )
+  session = types.SimpleNamespace(
+      model=types.SimpleNamespace(mesh=None),
+      row_source=types.SimpleNamespace(task=task),
+      engine=engine,
+      **dict.fromkeys(("output", "tok", "environments")),
+  )
   names = {
       purpose: [
           x.name
-          for x in evaluate.evaluate(
-              c,
-              None,
-              2,
-              "",
-              purpose=purpose,
-              mesh=None,
-              output=None,
-              row_source=types.SimpleNamespace(task=task),
-              tok=None,
-              engine=engine,
-              environments=None,
-          )[1]
+          for x in evaluate.evaluate(c, session, None, 2, "", purpose=purpose)[
+              1
+          ]
       ]
       for purpose in ("held out", "choose", "both")
   }

@@ -1,29 +1,53 @@
-"""Stages by name: each gets the parts of a run that its parameters name."""
+"""Stages by name, and the session that they get."""
 
 import inspect
 import pkgutil
+import threading
 
+import jax
 import pytest
 import tiny_session
 
 from rl_reason import run
-
-OF_THE_COMMAND = {"stage", "which", "earlier"}
+from rl_reason.devices import device_mesh
+from rl_reason.monitoring import display
+from rl_reason.stages import parts, session
 
 
 @pytest.mark.parametrize(
     "name", sorted(run.STAGES.keys() - {"prepare", "size"})
 )
-def test_a_stage_names_parts_that_a_run_has(name):
+def test_a_stage_gets_config_session_and_what_is_asked(name):
   stage = pkgutil.resolve_name(run.STAGES[name])
-  wanted = inspect.signature(stage).parameters.keys()
-  assert wanted <= {*tiny_session.PARTS, *OF_THE_COMMAND}
+  first, second, third, *more = inspect.signature(stage).parameters
+  asked = "stage" if name in run.TRAINS else "which"
+  assert (first, second, third) == ("c", "session", asked)
+  assert more == (["earlier"] if name == "evaluate" else [])
 
 
-def test_what_a_run_opens_has_these_names(tmp_path):
-  session = tiny_session.make_session(tmp_path)
-  got = run.with_parts(lambda tok, c: (tok, c), vars(session))
-  assert got == (session.tok, session.config)
+def test_a_session_opens_what_is_read(tmp_path, monkeypatch):
+  opened = []
+  for name in ("output", "row_source", "reward_runner", "environments"):
+    make = getattr(parts, name)
+
+    def watched(*args, name=name, make=make):
+      opened.append(name)
+      return make(*args)
+
+    monkeypatch.setattr(parts, name, watched)
+  c = tiny_session.tiny_config()
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  screen = display.Display(False)
+  new = session.Session(c, tmp_path, mesh, mesh, screen, threading.Event())
+  assert opened == []
+  assert new.output is new.output and opened == ["output"]
+  other = new.replace(output=None)
+  assert other.output is None and new.output is not None
+  new.open()
+  assert sorted(opened) == [
+      *("environments", "output", "reward_runner", "row_source")
+  ]
+  new.close()
 
 
 @pytest.mark.parametrize("path", [*run.CHECKS.values(), run.AUTOMATIC_REMAT])

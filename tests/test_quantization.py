@@ -270,9 +270,9 @@ def test_an_evaluation_has_the_weights_of_the_export(tmp_path, monkeypatch):
   want = quantization.rounded(params, session.cfg, "int4")
   found, plain = [], evaluate.evaluate
 
-  def record(c, params, *args, **keywords):
+  def record(c, session, params, *args, **keywords):
     found.append(params)
-    return plain(c, params, *args, **keywords)
+    return plain(c, session, params, *args, **keywords)
 
   monkeypatch.setattr(evaluate, "evaluate", record)
   fields = config.flat(session.config)

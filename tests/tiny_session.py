@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from rl_reason import run
 from rl_reason.base import feature
 from rl_reason.checks import config_checks, config_facts
 from rl_reason.devices import device_mesh
@@ -25,6 +24,7 @@ from rl_reason.stages import (
     initial_state as initial_state_lib,
     optimizers,
     scorer,
+    session as session_lib,
 )
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer
@@ -59,31 +59,37 @@ def set_field(c, name, value):
     c[last] = value
 
 
-class Session(types.SimpleNamespace):
-  """The parts of a run, of `run.open_parts`, and what they consist of."""
+class Session(session_lib.Session):
+  """A session that also has its config, and what its parts consist of."""
 
-  def __init__(self, **parts):
-    super().__init__(**parts)
-    self.config, self.task = self.c, self.row_source.task
-    self.cfg, self.critic_cfg, self.mesh = self.model
-    self.workdir, self.log, self.display, self.stop = self.output
+  def __init__(self, c, *args):
+    super().__init__(c, *args)
+    self.c = c
+    self.open()
 
-  @property
-  def say(self):
-    return self.display.say
+  config = property(lambda self: self.c)
+  session = property(lambda self: self)
+  task = property(lambda self: self.row_source.task)
+  cfg = property(lambda self: self.model.cfg)
+  critic_cfg = property(lambda self: self.model.critic_cfg)
+  mesh = property(lambda self: self.model.mesh)
+  workdir = property(lambda self: self.output.workdir)
+  log = property(lambda self: self.output.log)
+  display = property(lambda self: self.output.display)
+  stop = property(lambda self: self.output.stop)
+  say = property(lambda self: self.display.say)
 
   @property
   def rewards(self):
     """The terms of the reward; reward models are loaded each time."""
-    return call(scorer.rewards, self, self.reward_runner)
-
-  def replace(self, **parts):
-    return Session(**{name: getattr(self, name) for name in PARTS} | parts)
+    return scorer.rewards(self.c, self, self.mesh)
 
 
+# Parameters of functions that `call` finds in a session.
 PARTS = (
-    *("c", "model", "output", "row_source", "tok", "engine", "rollout_engine"),
-    *("reward_runner", "environments", "source"),
+    *("c", "session", "model", "output", "row_source", "tok", "engine"),
+    *("rollout_engine", "reward_runner", "environments", "source", "config"),
+    *("task", "cfg", "critic_cfg", "mesh", "workdir", "log", "display", "stop"),
 )
 
 
@@ -98,15 +104,14 @@ def call(function, session, *args, **keywords):
       x.name
       for x in parameters
       if x.kind is positional
-      and not hasattr(Session, x.name)
-      and x.name not in vars(session)
+      and x.name not in (*PARTS, "rewards", "say")
       and x.name not in keywords
   ]
   given = dict(zip(free, args, strict=False)) | keywords
   assert len(args) <= len(free), f"{function}: takes {free}"
   for x in parameters:
     if x.name not in given and (
-        x.name in vars(session)
+        x.name in PARTS
         or x.name in ("rewards", "say")
         and x.default is inspect.Parameter.empty
     ):
@@ -175,9 +180,7 @@ def make_session(workdir, c=None, mesh=None, sampling=None, **changes):
   workdir.mkdir(parents=True, exist_ok=True)
   mesh = mesh or device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   screen, stop = display.Display(False), threading.Event()
-  return Session(
-      **run.open_parts(c, workdir, mesh, sampling or mesh, screen, stop)
-  )
+  return Session(c, workdir, mesh, sampling or mesh, screen, stop)
 
 
 def random_params(session):

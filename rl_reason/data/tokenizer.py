@@ -103,18 +103,27 @@ def load(
         f"tokenizer = {path!r}: has {len(tok)} tokens and spells no text with"
         " them; give a directory with tokenizer.json"
     )
-  spelled = tok.decode(tok.encode(alphabet, add_special_tokens=False))
-  if spelled != alphabet:
-    raise ConfigError(
-        f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
-        " choose a tokenizer that has these characters"
-    )
+  require_spelled(tok, path, alphabet)
   if _adds_bos(path, revision) and tok.bos_token and not added(tok):
     setattr(tok, "add_bos_token", True)  # noqa: B010  a property in 5 alone
   if template_args:
     apply = functools.partial(tok.apply_chat_template, **template_args)
     setattr(tok, apply.func.__name__, apply)
   return tok
+
+
+def require_spelled(tok: Any, path: str, alphabet: str) -> None:
+  """Refuses a tokenizer that lacks characters of a task.
+
+  Raises:
+    ConfigError: names them, and the tokenizer's `path`.
+  """
+  spelled = tok.decode(tok.encode(alphabet, add_special_tokens=False))
+  if spelled != alphabet:
+    raise ConfigError(
+        f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
+        " choose a tokenizer that has these characters"
+    )
 
 
 def _adds_bos(path: str, revision: str | None) -> bool:

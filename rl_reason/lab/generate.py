@@ -31,10 +31,8 @@ from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.checks import config_facts
 from rl_reason.checks.run_directory import ENDS_SOURCE
 from rl_reason.collect import grading
-from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.reward_runner import RewardRunner, Rewards
+from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data import pipelines
-from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.lab import sample_selection
@@ -42,8 +40,7 @@ from rl_reason.lab.sample_selection import Sample
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained_parameters
-from rl_reason.stages.model import Model
-from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 
 PURPOSE = "generate"  # names the streams of prompts and of keys
 # Fields that change which prompts or samples are written.
@@ -58,30 +55,19 @@ FIELDS = (
 FREE = ("generate.prompts",)  # may be raised, to write more
 
 
-def run(
-    c,
-    which: str,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
-) -> pathlib.Path:
+def run(c, session: Session, which: str) -> pathlib.Path:
   """Writes samples of a policy; returns their directory.
 
-  `which` names the policy as in `trained_parameters.policy`;
-  `stages/parts.py` describes the keywords.
+  `which` names the policy as in `trained_parameters.policy`.
 
   Raises:
     ConfigError: the task is an environment of several turns.
     RunError: there is no such checkpoint, or another config wrote there.
     Stopped: SIGTERM; the same command continues.
   """
-  g, display = c.generate, output.display
-  if environments is not None:
+  model, tok, output = session.model, session.tok, session.output
+  g, display, row_source = c.generate, output.display, session.row_source
+  if session.environments is not None:
     raise errors.ConfigError(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
@@ -94,27 +80,20 @@ def run(
   params, _, step, about = trained_parameters.policy(
       c, which, model=model, output=output
   )
-  weights = engine.weights(params, c.rollout.weights)
+  weights = session.engine.weights(params, c.rollout.weights)
   del params
   out = output.workdir / "generated" / str(step)
   manifest = _opened(out, config_lib.flat(c), step)
   display.say(f"generating with {about}")
   source, _ = row_source.prompts(PURPOSE)
   rewards = functools.cache(
-      lambda: scorer.rewards(
-          c,
-          reward_runner,
-          model=model,
-          tok=tok,
-          mesh=model.mesh,
-          display=display,
-      )
+      functools.partial(scorer.rewards, c, session, model.mesh)
   )
   sample = functools.partial(
       _sample,
       c,
       weights,
-      engine=engine,
+      engine=session.engine,
       random_key=key(model.mesh, c.seed, PURPOSE),
       tok=tok,
       task=row_source.task,

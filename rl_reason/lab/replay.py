@@ -30,16 +30,12 @@ from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.structs import Array, Batch, Experience, TrainState, Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checks import config_facts, replay_rules, saved_config
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
-from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.lab import optimizer_steps, replay_record
 from rl_reason.lab.optimizer_steps import Learning, OptimizerStep
 from rl_reason.models import lora
 from rl_reason.monitoring import run_log
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
     initial_state,
@@ -51,6 +47,7 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 from rl_reason.training import packing
 from rl_reason.training.optimizer import is_stacked
 from rl_reason.training.step import minibatches, train_batch
@@ -59,30 +56,19 @@ MAX_GRADIENT = 2 << 30  # bytes of a gradient that is written
 MAX_NAME = 80  # characters of the folder of a replay
 
 
-def run(
-    c,
-    which: str,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    rollout_engine: Any,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
-) -> pathlib.Path:
+def run(c, session: Session, which: str) -> pathlib.Path:
   """Replays a step of the run in a work directory, and writes what it was.
 
   `c` is the config of the run, with overrides of credit and update; `which` is
-  the step, or 'newest': the last one that was logged. `stages/parts.py`
-  describes the keywords. Returns the folder of the files above.
+  the step, or 'newest': the last one that was logged. Returns the folder of the
+  files above.
 
   Raises:
     ConfigError: there is no such step.
     RunError: no checkpoint is early enough.
     Stopped: SIGTERM.
   """
+  model, output = session.model, session.output
   workdir, say = output.workdir, output.display.say
   if jax.process_count() > 1:
     raise ConfigError("--stage=replay: runs in one process: no --distributed")
@@ -106,17 +92,9 @@ def run(
     watch = Watch(
         own, c if changes else None, step, place, model=model, output=there
     )
-    parts: dict[str, Any] = dict(
-        model=model,
-        output=there,
-        row_source=row_source,
-        tok=tok,
-        engine=engine,
-        reward_runner=reward_runner,
-        environments=environments,
-    )
-    start = _start(own, copy, step, parts)
-    rl.train(own, *start, rollout_engine=rollout_engine, replay=watch, **parts)
+    session = session.replace(output=there)
+    start = _start(own, session, copy, step)
+    rl.train(own, session, *start, replay=watch)
     assert watch.found  # or there is an error
     same = replay_record.compare(
         workdir, copy.place, copy.step or 0, step, watch.digest
@@ -277,14 +255,14 @@ def _plan(copy: Copy, step: int, workdir: pathlib.Path) -> str:
   return text
 
 
-def _start(own, copy: Copy, step: int, parts: dict[str, Any]) -> learn.Start:
+def _start(own, session: Session, copy: Copy, step: int) -> learn.Start:
   """Policy, critic and cost of value pretraining, which RL started from.
 
   Raises:
     RunError: they are lost.
   """
-  pretrain = functools.partial(value.run, own, **parts)
-  model, there = parts["model"], parts["output"]
+  pretrain = functools.partial(value.run, own, session)
+  model, there = session.model, session.output
   try:
     if copy.step is not None:
       start = learn.resumed(own, pretrain, model=model, output=there)

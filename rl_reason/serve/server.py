@@ -11,7 +11,6 @@ import os
 import socket
 import threading
 import time
-from typing import Any
 
 import jax
 import uvicorn
@@ -20,7 +19,6 @@ from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.data import tokenizer
 from rl_reason.devices import axes, sharding
 from rl_reason.monitoring.display import Display
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.serve import (
     app as app_lib,
     connections,
@@ -34,29 +32,21 @@ from rl_reason.serve import (
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.engine import Engine
 from rl_reason.stages import trained_parameters
-from rl_reason.stages.model import Model
-from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 
 FEW = (1, 8)  # numbers of slots for a server that is not busy
 LATE = 10.0  # seconds after which a server that does not end is killed
 LAST_WORDS = 1.0  # seconds to answer clients after the engine has ended
 
 
-def run(
-    c,
-    which: str,
-    *,
-    model: Model,
-    output: Output,
-    tok: Any,
-    engine: RolloutEngine,
-) -> None:
+def run(c, session: Session, which: str) -> None:
   """Serves `trained_parameters.policy(c, which)` until SIGTERM.
 
   Raises:
     ConfigError: the mesh, the address or the filter does not work here.
     RunError: there is no such checkpoint.
   """
+  model, tok, output = session.model, session.tok, session.output
   workdir, _, display, stop = output
   say = display.say
   if sharding.num_shards(model.mesh, "batch") > 1 or jax.process_count() > 1:
@@ -66,13 +56,13 @@ def run(
         " mesh.tensor devices"
     )
   place = bind(c.serve.host, c.serve.port)
-  serving, words = make_engine(c, which, model, output, tok, engine)
+  serving, words = make_engine(c, session, which)
   say(f"serving {words}")
   name = c.serve.name or workdir.absolute().name
   about, beside = {name: words}, {}
   second = second_policy.find(c, which, name, model, output, tok, serving)
   if second is not None:
-    weights = engine.weights(second.params, c.rollout.weights)
+    weights = session.engine.weights(second.params, c.rollout.weights)
     about[second.name] = second.about
     beside[second.name] = Engine(
         weights, serving.programs, model.mesh, display, c.serve.queue, serving
@@ -115,14 +105,13 @@ def run(
     answer(application, engines, place, display, stop, c.serve)
 
 
-def make_engine(
-    c, which: str, model: Model, output: Output, tok: Any, engine: RolloutEngine
-) -> tuple[Engine, str]:
+def make_engine(c, session: Session, which: str) -> tuple[Engine, str]:
   """The engine of a policy, and a description of the policy.
 
   Raises:
     RunError: there is no such checkpoint.
   """
+  model, tok, output = session.model, session.tok, session.output
   params, *_, about = trained_parameters.policy(
       c, which, model=model, output=output
   )
@@ -137,7 +126,7 @@ def make_engine(
       cache=c.rollout.cache,
       widths=widths(c.serve.slots),
   )
-  weights = engine.weights(params, c.rollout.weights)
+  weights = session.engine.weights(params, c.rollout.weights)
   del params
   display = output.display
   serving = Engine(weights, programs, model.mesh, display, c.serve.queue)

@@ -15,11 +15,9 @@ from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import config_facts
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.reward_runner import Rewards
-from rl_reason.data.pipelines import RowSource
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
@@ -28,18 +26,17 @@ from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.rollout import sampling_filters
 from rl_reason.stages import build_step
+from rl_reason.stages.session import Session
 from rl_reason.training import certificate
 
 
 def collector(
     c,
+    session: Session,
     purpose: str,
     *,
-    row_source: RowSource,
-    tok: Any,
     engine: Any,
     rewards: Rewards,
-    environments: Environments | None,
     batches: int = 1,
     curriculum: int = 0,
     older: int = 0,
@@ -48,16 +45,15 @@ def collector(
 
   Args:
     c: the config.
+    session: what the run has opened.
     purpose: names the randomness of prompts and of sampling.
-    row_source: the rows by purpose.
-    tok: the tokenizer.
     engine: samples the responses.
     rewards: the terms of the reward.
-    environments: makes and calls environments; None without.
     batches: batches of responses that a round generates.
     curriculum: first prompts, which come easiest first.
     older: rows of a batch that are of earlier steps; a round samples fewer.
   """
+  row_source = session.row_source
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
       retire_after=c.rollout.retire_after,
@@ -66,7 +62,7 @@ def collector(
   )
   options: dict[str, Any] = dict(
       task=row_source.task,
-      tok=tok,
+      tok=session.tok,
       rewards=rewards,
       key=key(engine.mesh, c.seed, purpose),
       num_responses=batches * c.rollout.batch - older,
@@ -79,7 +75,7 @@ def collector(
       record=c.rollout.replay_routing,
       shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,
   )
-  if environments is not None:
+  if (environments := session.environments) is not None:
     return TurnsCollector(
         prompts,
         engine,

@@ -33,9 +33,8 @@ from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.checks import config_facts, run_directory
 from rl_reason.collect import doubtful_verdicts
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
-from rl_reason.collect.reward_runner import RewardRunner, Rewards
+from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data import held_out, pipelines
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
@@ -51,10 +50,8 @@ from rl_reason.evaluation.accuracy import (
 from rl_reason.monitoring import alerts
 from rl_reason.report import paired
 from rl_reason.rollout import sampling_filters
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import lower_precision, scorer, trained_parameters
-from rl_reason.stages.model import Model
-from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 
 
 class Evaluation(NamedTuple):
@@ -75,22 +72,15 @@ class Evaluation(NamedTuple):
 
 def run(
     c,
+    session: Session,
     which: str,
-    *,
     earlier: Sequence[Evaluation] = (),
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
 ) -> list[Evaluation]:
   """Evaluates checkpoints, and writes the files above.
 
   `which` are names of checkpoints as in `trained_parameters.policy`, separated
   by commas, and `earlier` evaluations of other work directories by the same
-  command; `parts` describes the other keywords.
+  command.
 
   Returns:
     the earlier evaluations, then one of each checkpoint.
@@ -100,30 +90,20 @@ def run(
   """
   names = dict.fromkeys(x.strip() for x in which.split(","))
   for name in names:
-    trained_parameters.require(c, name, output)
+    trained_parameters.require(c, name, session.output)
   evaluator = feature.evaluator(
-      c, feature.Evaluating(row_source, tok, output.display)
-  )
-  rewards = functools.partial(
-      scorer.rewards,
       c,
-      reward_runner,
-      model=model,
-      tok=tok,
-      mesh=model.mesh,
-      display=output.display,
+      feature.Evaluating(
+          session.row_source, session.tok, session.output.display
+      ),
   )
+  rewards = functools.partial(scorer.rewards, c, session, session.model.mesh)
   one = functools.partial(
       _evaluated,
       c,
+      session,
       evaluator=evaluator,
       rewards=functools.cache(rewards),
-      model=model,
-      output=output,
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      environments=environments,
   )
   done = [*earlier]
   for name in names:
@@ -134,22 +114,19 @@ def run(
 
 def _evaluated(
     c,
+    session: Session,
     which: str,
     earlier: Sequence[Evaluation],
     *,
     evaluator: feature.Evaluator,
     rewards: Callable[[], Rewards],
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    environments: Environments | None,
 ) -> Evaluation:
   """Evaluates one checkpoint, and writes its files.
 
   `earlier` are evaluations of the same command.
   """
+  model, output = session.model, session.output
+  row_source = session.row_source
   workdir, say = output.workdir, output.display.say
   params, _, step, about = trained_parameters.policy(
       c, which, model=model, output=output
@@ -162,17 +139,12 @@ def _evaluated(
   further = evaluator.sets()
   found, sets = evaluate(
       c,
+      session,
       params,
       c.evaluate.prompts,
       "evaluating",
       further={name: [row for row, _ in x] for name, x in further.items()},
       rewards=rewards,
-      mesh=model.mesh,
-      output=output,
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      environments=environments,
       sampling=evaluator.sampling,
   )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
@@ -307,6 +279,7 @@ def chose(which: str, validation: Callable[[], object]) -> bool:
 
 def evaluate(
     c,
+    session: Session,
     params: Tree,
     prompts: int,
     title: str,
@@ -315,12 +288,6 @@ def evaluate(
     further: Mapping[str, list[tasks.Row]] | None = None,
     purpose: str = "held out",
     sampling: Callable[[tasks.Row], dict[str, Any]] = lambda row: {},
-    mesh: jax.sharding.Mesh,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    environments: Environments | None,
 ) -> tuple[dict[str, float], list[Responses]]:
   """Evaluates a policy on the held-out sets of a run, or to choose.
 
@@ -330,6 +297,7 @@ def evaluate(
 
   Args:
     c: the checked config; config.evaluate says how to sample.
+    session: what the run has opened; `Session.engine` samples.
     params: parameters of the policy.
     prompts: maximum number of prompts of each set.
     title: shown during the evaluation.
@@ -340,16 +308,13 @@ def evaluate(
     purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
       validation sets come last.
     sampling: (a row of a set) -> fields with which the set is sampled.
-    mesh: the devices.
-    output: the screen, and the event that stops the run.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses.
-    environments: makes and calls environments; None without.
 
   Returns:
     metrics, and the responses to each set.
   """
+  engine, tok, output = session.engine, session.tok, session.output
+  mesh, row_source = session.model.mesh, session.row_source
+  environments = session.environments
   weights = engine.weights(params)
   random_key = key(mesh, c.seed, "evaluate")
 

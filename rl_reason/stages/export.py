@@ -17,19 +17,10 @@ from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder
 from rl_reason.monitoring import run_log
 from rl_reason.stages import card_fields, lower_precision, trained_parameters
-from rl_reason.stages.model import Model
-from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 
 
-def run(
-    c,
-    which: str,
-    *,
-    source: hf.Source | None,
-    model: Model,
-    output: Output,
-    tok: Any,
-) -> None:
+def run(c, session: Session, which: str) -> None:
   """Writes export/policy, and export/critic if the run has a critic.
 
   With export.precision the policy is export/policy-PRECISION, and the screen
@@ -43,6 +34,8 @@ def run(
     RunError: there is no such checkpoint, or the hub refuses.
     ConfigError: transformers has no architecture of that shape.
   """
+  source, tok = session.source, session.tok
+  model, output = session.model, session.output
   workdir, display, cfg = output.workdir, output.display, model.cfg
   pushes = c.export.push_to and jax.process_index() == 0
   if pushes:  # a wrong token fails before the weights are gathered

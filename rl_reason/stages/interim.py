@@ -19,6 +19,7 @@ from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.report import calibration, scores as scores_lib
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 
 
 def is_due(step: int, total: int, every: int) -> bool:
@@ -71,16 +72,11 @@ def between_steps(
   return goes_on
 
 
-def evaluation(
-    c, *, output: Output, **parts: Any
-) -> Callable[..., float | None]:
-  """(params, RL state) -> the score by which checkpoints compete; logs it.
-
-  `parts` are further keywords of `evaluate`.
-  """
-  evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
+def evaluation(c, session: Session) -> Callable[..., float | None]:
+  """(params, RL state) -> the score by which checkpoints compete; logs it."""
+  output, answer = session.output, session.row_source.task.answer
+  evaluate = functools.partial(evaluate_lib.evaluate, c, session)
   band = bands.Watch(config_lib.flat(c), output.display.say)
-  answer = parts["row_source"].task.answer
   return functools.partial(run, c, evaluate, output, band, answer)
 
 

@@ -5,17 +5,13 @@ checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checks import config_facts
-from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.pipelines import RowSource
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     compile_ahead,
     initial_state,
@@ -27,43 +23,19 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output, open_stage
+from rl_reason.stages.session import Session
 
 # The arguments of `rl.train`: policy, critic, and cost of value pretraining.
 Start = tuple[Tree | None, Tree | None, dict[str, float] | None]
 
 
-def run(
-    c,
-    stage: str,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    rollout_engine: Any,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
-) -> Tree | None:
+def run(c, session: Session, stage: str) -> Tree | None:
   """Runs or resumes the stages up to one; returns the parameters of the policy.
 
-  `stage` is 'sft', 'reward_model', 'value' or 'all'; `parts` describes the
-  keywords.
+  `stage` is 'sft', 'reward_model', 'value' or 'all'.
   """
-  shared: dict[str, Any] = dict(
-      model=model,
-      output=output,
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      reward_runner=reward_runner,
-      environments=environments,
-  )
-
-  def pretrain(policy_params: Tree) -> tuple[Tree, dict[str, float]]:
-    return value.run(c, policy_params, **shared)
-
-  found = None
+  model, output, found = session.model, session.output, None
+  pretrain = functools.partial(value.run, c, session)
   if stage == "all":
     found = resumed(c, pretrain, model=model, output=output)
   params, critic_params, counters = found or (None, None, None)
@@ -71,24 +43,16 @@ def run(
   if stage == "all" and c.rl.steps not in (0, *saved):
     update = compile_ahead.policy_update(c, model, output.display)
   if found is None:
-    params = sft.run(c, **shared)
+    params = sft.run(c, session)
     if stage == "reward_model":
-      reward_model.run(
-          c, params, model=model, output=output, row_source=row_source, tok=tok
-      )
+      reward_model.run(c, session, params)
     elif stage != "sft" and config_facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
     if c.lora.rank:  # under the same name, to free the fp32 copy
       params = initial_state.frozen_base(params, model.cfg.dtype)
     params = rl.train(
-        c,
-        params,
-        critic_params,
-        counters,
-        rollout_engine=rollout_engine,
-        update=update,
-        **shared,
+        c, session, params, critic_params, counters, update=update
     )
   return params
 

@@ -22,7 +22,7 @@ from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model, reference_shape
-from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 from rl_reason.training import certificate
 
 
@@ -90,13 +90,10 @@ def model_sizes(c, model: Model) -> dict[str, int]:
 
 def sample_log(
     c,
+    session: Session,
+    collector: RolloutCollector,
     reward: Callable[[dict], Array],
     new_logps: Callable[[Any], Array],
-    *,
-    collector: RolloutCollector,
-    task: Any,
-    tok: Any,
-    output: Output,
 ) -> SampleLog:
   """The log of groups of responses.
 
@@ -107,16 +104,18 @@ def sample_log(
   if config_facts.estimates_kl(c):
     estimate = functools.partial(kl.estimate, c.kl.kind)
   return SampleLog(
-      output.log,
-      output.display,
-      tok,
+      session.output.log,
+      session.output.display,
+      session.tok,
       collector.prompts.row,
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
       by_reward=config_facts.by_reward(c),
       steps=c.rl.steps,
-      is_verified=functools.partial(tasks.has_verifier, task),
+      is_verified=functools.partial(
+          tasks.has_verifier, session.row_source.task
+      ),
       reward=reward,
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=estimate,
@@ -125,27 +124,19 @@ def sample_log(
   )
 
 
-def certify(
-    c,
-    base: Tree | None,
-    *,
-    cfg: decoder.ModelConfig,
-    engine: Any,
-    rollout_engine: Any,
-    display: Display,
-) -> certificate.Certificate:
+def certify(c, session: Session, base: Tree | None) -> certificate.Certificate:
   """The certificate of each step; `base` is the frozen base of a LoRA run."""
   r = c.rollout
-  if not getattr(rollout_engine, "answers", True):
-    display.say(
+  if not getattr(session.rollout_engine, "answers", True):
+    session.output.display.say(
         f"rollout.engine.name = {r.engine.name!r}: this engine does"
         " not say which weights it holds; certified are what it is sent, and"
         " the log-probs of its tokens; a method `held` of it would tell"
     )
   return certificate.Certificate(
-      engine,
+      session.engine,
       base,
-      cfg=cfg,
+      cfg=session.model.cfg,
       kind=r.weights,
       staleness=c.rl.staleness,
       routes=r.replay_routing,

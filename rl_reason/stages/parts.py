@@ -1,20 +1,4 @@
-"""The parts of a run that its stages use, one function each.
-
-`run.open_parts` calls them once, and each stage gets the parts that its
-parameters name:
-
-  c               the checked config
-  source          the checkpoint of transformers in model.path; None without
-  model           shapes of the networks, and the devices that learn
-  output          work directory, logs and screen
-  row_source      the rows of the task by purpose
-  tok             the tokenizer
-  engine          samples responses on the devices that learn
-  rollout_engine  samples responses in RL: `engine`, one on devices of its own,
-                  or an external one
-  reward_runner   calls the reward functions
-  environments    makes and calls environments; None without
-"""
+"""The parts of a session, one function each; see `session.Session`."""
 
 import functools
 import pathlib
@@ -144,9 +128,11 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   `files` is the directory that --stage=prepare wrote, if the config names data.
 
   Raises:
-    ConfigError: a prompt is too long, or cannot be spelled.
+    ConfigError: a prompt is too long, or the tokenizer cannot spell it, or the
+      characters of the task.
   """
   encode = functools.partial(tokenizer.encode_prompts, tok)
+  tokenizer.require_spelled(tok, tok.name_or_path, task.ALPHABET)
   prompt_lengths.check_prompts(c, task, lambda x: list(map(len, encode(x))))
   levels = prompt_lengths.difficulties(c, task)
   own, sets = evaluation_tasks.of_run(c.evaluate.tasks, c.task.name, levels)

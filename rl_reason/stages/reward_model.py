@@ -44,29 +44,23 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 from rl_reason.training import packing
 from rl_reason.training.step import accumulate, optimize
 
 
-def run(
-    c,
-    policy_params: Tree,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-) -> Tree:
+def run(c, session: Session, policy_params: Tree) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
   It starts from reward_model.init, or from the trunk of `policy_params`, and
-  returns the parameters. `parts` describes the keywords.
+  returns the parameters.
 
   Raises:
     RunError: reward_model.init has another shape.
     DataError: reward_model.samples have no pairs to learn from.
     Stopped: SIGTERM; everything is saved.
   """
+  model, tok, output = session.model, session.tok, session.output
   r, cfg, say = c.reward_model, model.critic_cfg, output.display.say
   pack = functools.partial(_pack_pairs, c.rollout, tok)
 
@@ -90,7 +84,7 @@ def run(
 
   def finish(params: Tree) -> None:
     stream, available = pairs(
-        c, row_source, tok, evaluation=True, say=lambda _: None
+        c, session.row_source, tok, evaluation=True, say=lambda _: None
     )
     count = int(min(r.evaluate_pairs, available))
     batches = (pack(next(stream)) for _ in range(-(-count // r.batch)))
@@ -116,7 +110,7 @@ def run(
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=pairs(c, row_source, tok, evaluation=False, say=say)[0],
+      stream=pairs(c, session.row_source, tok, evaluation=False, say=say)[0],
       rows=pack,
       update=supervised.program(
           c,

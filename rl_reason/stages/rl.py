@@ -28,15 +28,11 @@ from rl_reason.base import config as config_lib, feature
 from rl_reason.base.structs import Tree
 from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
-from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
     collectors,
@@ -47,27 +43,20 @@ from rl_reason.stages import (
     scorer,
 )
 from rl_reason.stages.initial_state import copied, initial_state
-from rl_reason.stages.model import Model
 from rl_reason.stages.reference import of_kl, planner
-from rl_reason.stages.run_output import Output, open_stage
+from rl_reason.stages.run_output import open_stage
+from rl_reason.stages.session import Session
 from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
 
 def train(
     c,
+    session: Session,
     sft_params: Tree,
     critic_params: Tree | None = None,
     counters: dict[str, float] | None = None,
     *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    rollout_engine: Any,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
     replay: Any = None,
     update: Callable | None = None,
 ) -> Tree:
@@ -75,18 +64,11 @@ def train(
 
   Args:
     c: the checked config.
+    session: what the run has opened.
     sft_params: initial policy, and the reference policy of a KL without
       kl.reference; with LoRA the frozen base.
     critic_params: initial critic, if the advantage needs values.
     counters: cost of value pretraining; None: nothing.
-    model: shapes of the networks, and the devices that learn.
-    output: work directory, logs and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses in evaluations.
-    rollout_engine: samples responses to train on.
-    reward_runner: calls the reward functions.
-    environments: makes and calls environments; None without.
     replay: ends the loop at a step of a run, and sees it; see `lab.replay`.
     update: `build_step.policy_update` of the config; None: it is made here.
 
@@ -99,6 +81,7 @@ def train(
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here and in `build_step`: one function for each part.
+  model, output, tok = session.model, session.output, session.tok
   cfg, critic_cfg, mesh = model
   display = output.display
   on_policy, has_critic = config_facts.on_policy(c), config_facts.has_critic(c)
@@ -123,22 +106,14 @@ def train(
     )
   metrics_of_step = observers.step_metrics(c, cfg, display, on_policy=on_policy)
   # The collector lives on the devices that sample.
+  rollout_engine = session.rollout_engine
   with jax.set_mesh(rollout_engine.mesh):
     collector = collectors.collector(
         c,
+        session,
         "rollout",
-        row_source=row_source,
-        tok=tok,
         engine=rollout_engine,
-        rewards=scorer.rewards(
-            c,
-            reward_runner,
-            model=model,
-            tok=tok,
-            mesh=rollout_engine.mesh,
-            display=display,
-        ),
-        environments=environments,
+        rewards=scorer.rewards(c, session, rollout_engine.mesh),
         batches=c.dynamic_sampling.batches,
         curriculum=c.data.curriculum,
         older=sum(x.older_rows(c) for x in feature.used(c)),
@@ -149,8 +124,8 @@ def train(
       signal,
       lambda params, rollouts: trainer_logps(params, plan_rows(rollouts))[0],
       mesh,
-      row_source,
-      environments,
+      session.row_source,
+      session.environments,
       tok,
       display.say,
   )
@@ -166,14 +141,7 @@ def train(
       policy_optimizer=optimizer,
       critic_optimizer=critic_optimizer,
   )
-  certificate = state.certificate = observers.certify(
-      c,
-      base,
-      cfg=cfg,
-      engine=engine,
-      rollout_engine=rollout_engine,
-      display=display,
-  )
+  certificate = state.certificate = observers.certify(c, session, base)
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = copied(state.policy.params)
@@ -206,22 +174,12 @@ def train(
   logger = StepLogger(output.log, display, clock, health, output.workdir)
   samples = observers.sample_log(
       c,
+      session,
+      collector,
       reward,
       lambda plan: trainer_logps(policy(state.policy.params), plan)[0],
-      collector=collector,
-      task=row_source.task,
-      tok=tok,
-      output=output,
   )
-  evaluate = interim.evaluation(
-      c,
-      mesh=mesh,
-      engine=engine,
-      row_source=row_source,
-      tok=tok,
-      environments=environments,
-      output=output,
-  )
+  evaluate = interim.evaluation(c, session)
 
   def sample_batch(step: int, weights: Tree, on_dispatch: Callable[[], None]):
     """The batch of a step, metrics, and counts."""

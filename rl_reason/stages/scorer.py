@@ -3,27 +3,29 @@
 import functools
 from typing import Any
 
+import jax
+
 from rl_reason.base.structs import Array, Rollouts
 from rl_reason.checks import config_facts
-from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
+from rl_reason.collect.reward_runner import Model, Rewards
 from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import build_step, trained_parameters
+from rl_reason.stages.session import Session
 from rl_reason.tasks import reward_terms
 from rl_reason.training import packing, step
 
 
-def rewards(
-    c, runner: RewardRunner, *, model, tok: Any, mesh, display: Display
-) -> Rewards:
+def rewards(c, session: Session, mesh: jax.sharding.Mesh) -> Rewards:
   """The terms of the reward; loads the reward models, which score on `mesh`.
 
-  Reward models read the tokens of the run's `model`.
+  Reward models read the tokens of the run's model.
   """
   found = build_step.terms(c)
-  scored = model._replace(mesh=mesh)
+  scored = session.model._replace(mesh=mesh)
+  tok, display = session.tok, session.output.display
   models = {
       name: reward_model(c, name, scored, tok, display)
       for x in found
@@ -36,7 +38,7 @@ def rewards(
   }
   return Rewards(
       found,
-      runner,
+      session.reward_runner,
       models,
       by_step=c.reward.process != "none",
       running=running,

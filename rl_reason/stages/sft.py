@@ -18,12 +18,10 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import config_facts
 from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices.randomness import host_seed
 from rl_reason.models import decoder
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
     demonstrations,
@@ -33,8 +31,8 @@ from rl_reason.stages import (
     supervised,
     trained_parameters,
 )
-from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
+from rl_reason.stages.session import Session
 from rl_reason.stages.trained_parameters import PHASES
 from rl_reason.tasks import reward_terms
 
@@ -47,47 +45,26 @@ class TooWeak(RunError):
   """SFT ended below its threshold: RL would have no signal."""
 
 
-def run(
-    c,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
-) -> Tree:
+def run(c, session: Session) -> Tree:
   """Runs, resumes or skips SFT and the habits; returns the parameters.
 
   SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
   With config.sft.reuse the parameters come from another work directory.
-  `parts` describes the keywords; the engine samples the evaluation, and the
-  reward runner scores it.
 
   Raises:
     TooWeak: SFT ended below its threshold.
     RunError: a checkpoint to resume or reuse does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
+  model, output = session.model, session.output
   if c.sft.reuse:
     return trained_parameters.sft(c, model=model, output=output)
-
-  @functools.cache
-  def rewards() -> Rewards:
-    shared = dict(model=model, tok=tok, mesh=model.mesh, display=output.display)
-    return scorer.rewards(c, reward_runner, **shared)
-
+  rewards = functools.partial(scorer.rewards, c, session, model.mesh)
   evaluate = functools.partial(
       evaluate_lib.evaluate,
       c,
-      mesh=model.mesh,
-      output=output,
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      rewards=rewards if _scores(c) else None,
-      environments=environments,
+      session,
+      rewards=functools.cache(rewards) if _scores(c) else None,
   )
   params = None
   steps = {x: config_lib.at(c, PHASES[x]).steps for x in PHASES}
@@ -109,15 +86,13 @@ def run(
   for name in names:
     check = None
     if name == "sft" and not config_facts.no_verifier(c):
-      check = functools.partial(_evaluate, c, evaluate, output, row_source.task)
+      task = session.row_source.task
+      check = functools.partial(_evaluate, c, evaluate, output, task)
     params = _train_phase(
         c,
+        session,
         name,
         params,
-        model=model,
-        output=output,
-        stream=_stream(c, name, row_source, tok, output.display.say),
-        pack=packer(c, tok, environments),
         update=update,
         rates=max(steps.values()),
         check=check,
@@ -129,18 +104,16 @@ def run(
 
 def _train_phase(
     c,
+    session: Session,
     name: str,
     params: Tree | None,
     *,
-    model: Model,
-    output: Output,
-    stream: Any,
-    pack: Callable,
     update: Callable,
     rates: int,
     check: Callable[[Tree], None] | None,
 ) -> Tree:
   """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
+  model, output = session.model, session.output
   first, rate = None, optimizers.sft_rate(config_lib.at(c, PHASES[name]))
   if params is not None:
     first = lambda _: params  # noqa: E731
@@ -155,8 +128,8 @@ def _train_phase(
       prefix="sft",
       table=decoder.table(model.cfg),
       first=first,
-      stream=stream,
-      rows=pack,
+      stream=_stream(c, session, name),
+      rows=packer(c, session.tok, session.environments),
       update=update,
       steps=rate.pop("total"),
       rates=rates,
@@ -176,9 +149,11 @@ def packer(c, tok: Any, environments: Environments | None) -> Callable:
   )
 
 
-def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
+def _stream(c, session: Session, name: str):
   """Batches of a phase."""
   part, batch = config_lib.at(c, PHASES[name]), c.sft.batch
+  row_source, tok = session.row_source, session.tok
+  say = session.output.display.say
 
   def counted(rows: int) -> None:
     passes = f"{part.steps * batch / rows:.2g} passes over {rows:,} rows"

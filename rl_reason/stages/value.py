@@ -7,7 +7,6 @@ until it explains them well enough; RL then starts with that critic.
 """
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +14,7 @@ import numpy as np
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import NetworkState
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs
-from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.pipelines import RowSource
 from rl_reason.models import critic
 from rl_reason.monitoring import (
     alerts,
@@ -27,7 +23,6 @@ from rl_reason.monitoring import (
     step_metrics,
     updates,
 )
-from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
     collectors,
@@ -36,27 +31,18 @@ from rl_reason.stages import (
     scorer,
     trained_parameters,
 )
-from rl_reason.stages.model import Model
-from rl_reason.stages.run_output import Output, open_stage
+from rl_reason.stages.run_output import open_stage
+from rl_reason.stages.session import Session
 from rl_reason.training.optimizer import abstract_state, new_state
 from rl_reason.training.step import minibatches, train_batch
 
 
 def run(
-    c,
-    policy_params: Tree,
-    *,
-    model: Model,
-    output: Output,
-    row_source: RowSource,
-    tok: Any,
-    engine: RolloutEngine,
-    reward_runner: RewardRunner,
-    environments: Environments | None,
+    c, session: Session, policy_params: Tree
 ) -> tuple[Tree, dict[str, float]]:
   """Runs, resumes, reuses or skips value pretraining; the policy stays fixed.
 
-  RL starts from the same `policy_params`; `parts` describes the keywords.
+  RL starts from the same `policy_params`.
 
   Returns:
     the critic's parameters, and their cost: generated tokens and FLOPs.
@@ -65,6 +51,7 @@ def run(
     RunError: a checkpoint to resume, reuse or import does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
+  model, tok, output = session.model, session.tok, session.output
   cfg, critic_cfg, mesh = model
   display, total = output.display, c.critic.pretrain_steps
   if c.critic.reuse and total:
@@ -82,17 +69,9 @@ def run(
   if not total:
     return initial(), resources.no_counters()
   # The config is read here and in `build_step`: one function for each part.
-  rewards = scorer.rewards(
-      c, reward_runner, model=model, tok=tok, mesh=mesh, display=display
-  )
+  rewards, engine = scorer.rewards(c, session, mesh), session.engine
   collector = collectors.collector(
-      c,
-      "value",
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      rewards=rewards,
-      environments=environments,
+      c, session, "value", engine=engine, rewards=rewards
   )
   plan_rows = build_step.planner(c, mesh)
   values = build_step.values(critic_cfg, mesh, display)

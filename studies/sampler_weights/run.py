@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from bench import results, runs
-from rl_reason import run
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
 from rl_reason.stages import build_step, collectors, scorer, trained_parameters
+from rl_reason.stages.session import Session
 
 NAME = "sampler_weights"
 RUNS = results.RUNS / NAME
@@ -85,8 +85,8 @@ def measure(precision: str, seed: int) -> dict:
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
   mesh, _ = device_mesh.make_meshes(**c.mesh)
-  parts = run.open_parts(c, folder, mesh, mesh, silent, threading.Event())
-  model, output, engine = parts["model"], parts["output"], parts["engine"]
+  session = Session(c, folder, mesh, mesh, silent, threading.Event())
+  model, output, engine = session.model, session.output, session.engine
   with jax.set_mesh(mesh):
     params, _, _ = trained_parameters.rl(
         c, "newest", model=model, output=output
@@ -95,19 +95,10 @@ def measure(precision: str, seed: int) -> dict:
     plan = build_step.planner(c, mesh)
     collector = collectors.collector(
         c,
+        session,
         "another round",
-        row_source=parts["row_source"],
-        tok=parts["tok"],
         engine=engine,
-        rewards=scorer.rewards(
-            c,
-            parts["reward_runner"],
-            model=model,
-            tok=parts["tok"],
-            mesh=mesh,
-            display=silent,
-        ),
-        environments=None,
+        rewards=scorer.rewards(c, session, mesh),
     )
     weights = engine.weights(params, c.rollout.weights)
     gaps = []

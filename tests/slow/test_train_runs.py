@@ -130,7 +130,7 @@ def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
       if x["stage"] == "evaluate"
   ]
   assert len(found) == 3 and len(set(found)) > 1
-  output = result.parts["output"]
+  output = result.session.output
   checkpoints = open_stage(result.config, output, "rl").checkpoints
   assert checkpoints.best() == int(np.argmax(found))
   steps = [x for x in result.history if x["stage"] == "rl"]

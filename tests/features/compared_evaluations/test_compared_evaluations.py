@@ -145,7 +145,7 @@ def test_checkpoints_of_one_command_are_compared(tmp_path, monkeypatch):
   )
   answer = lambda text, row: text  # noqa: E731
 
-  def evaluated(c, params, *_, **__):
+  def evaluated(c, session, params, *_, **__):
     made = [responses(correct[params], truncated_NG, texts_NG)]
     made[0].lengths_NG[0, 0] = 20
     found = accuracy.summarize_sets(made, (), answer, score_of=2)
@@ -168,7 +168,7 @@ def test_checkpoints_of_one_command_are_compared(tmp_path, monkeypatch):
   display = types.SimpleNamespace(
       say=lambda text: None, table=lambda *x: tables.append(x)
   )
-  parts = dict(
+  session = types.SimpleNamespace(
       output=Output(tmp_path, None, display, None),
       row_source=types.SimpleNamespace(
           task=types.SimpleNamespace(answer=answer), files=None
@@ -176,7 +176,7 @@ def test_checkpoints_of_one_command_are_compared(tmp_path, monkeypatch):
       model=types.SimpleNamespace(mesh=None),
       **dict.fromkeys(("tok", "engine", "reward_runner", "environments")),
   )
-  done = evaluate.run(c, "sft, best,sft", **parts)
+  done = evaluate.run(c, session, "sft, best,sft")
   assert len(done) == 2
   names = [x.path.name for x in done]
   assert names == ["prompts-sft.jsonl", "prompts-best.jsonl"]
@@ -193,8 +193,8 @@ def test_checkpoints_of_one_command_are_compared(tmp_path, monkeypatch):
   assert (tmp_path / side_by_side.FILE).read_text().count("\n") == 2 + len(rows)
   # Another work directory, whose policy comes second.
   (tmp_path / "other").mkdir()
-  parts["output"] = parts["output"]._replace(workdir=tmp_path / "other")
-  done = evaluate.run(c, "best", earlier=done[:1], **parts)
+  session.output = session.output._replace(workdir=tmp_path / "other")
+  done = evaluate.run(c, session, "best", earlier=done[:1])
   assert tables[-1][1][3:] == ["sft", "other/best"]
   # A correct response has 20 tokens: at an eighth and a quarter it is cut.
   for tokens, mean_N in ((6, [0.5, 0.5, 1]), (24, [1, 0.5, 1])):
@@ -204,5 +204,5 @@ def test_checkpoints_of_one_command_are_compared(tmp_path, monkeypatch):
     assert metrics[f"{name}/ci95"] == pytest.approx(half)
   # One evaluation has no table of several.
   count = len(tables)
-  assert len(evaluate.run(c, "best", **parts)) == 1
+  assert len(evaluate.run(c, session, "best")) == 1
   assert len(tables) == count + 1
