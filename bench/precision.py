@@ -255,19 +255,21 @@ def cost_of_equality() -> dict[str, float]:
 
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
-  lines = [
-      "# One policy: log-probs of the sampler and of the trainer",
-      "",
-      "Made by `python -m bench.precision`; data in `precision.json`. Random"
+  about = (
+      "How far are the log-probs of the sampler from those of the trainer,"
+      " which"
+      " has the same weights? Data in `precision.json`. Random"
       f" weights ({CFG.layers} layers, width {CFG.width}, {CFG.vocab} tokens),"
       f" logits with a standard deviation of {DEVIATION}; {SEEDS} seeds. Gap:"
       " |log-prob of the sampler - log-prob of the trainer| of a response"
-      " token, in nats. Equal: tokens whose two log-probs are the same bits.",
-      "",
+      " token, in nats. Equal: tokens whose two log-probs are the same bits."
+  )
+  lines = [
       "| model.dtype | rollout.weights | rollout.cache | longest response |"
       " tokens | largest gap | mean gap | equal |",
       "|---|---|---|---|---|---|---|---|",
   ]
+  words = []
   keys = dict.fromkeys(
       (x["dtype"], x["weights"], x["cache"], x["longest"])
       for x in result["gaps"]
@@ -285,6 +287,11 @@ def page(result: dict) -> list[str]:
         f" {max(x['largest'] for x in rows):.2g} | {mean('mean'):.2g} |"
         f" {mean('equal'):.1%} |"
     )
+    if key[1:3] == ("same", "same"):
+      words.append(
+          f"{mean('mean'):.2g} nats ({key[0]}, responses of up to {key[3]}"
+          f" tokens; {mean('equal'):.1%} of the tokens are equal)"
+      )
   cost, logits = result["equality"], result["logits"]
   lines += [
       "",
@@ -351,7 +358,15 @@ def page(result: dict) -> list[str]:
         "Measured by `python -m bench.real_vllm`, which says the speed of both"
         " samplers, too ([vllm](vllm.md)).",
     ]
-  return [*lines, "", *results.footer(result)]
+  return results.document(
+      "One policy: log-probs of the sampler and of the trainer",
+      "With the same weights and cache the log-probs of sampler and trainer"
+      f" differ on average by {results.joined(words)}.",
+      about,
+      lines,
+      made="Made by `python -m bench.precision`.",
+      versions=results.footer(result),
+  )
 
 
 def measure_all(_) -> dict:

@@ -324,26 +324,37 @@ def table_of_gaps(result: dict) -> list[str]:
   return lines
 
 
+def _turns(result: dict) -> dict[str, list[dict]]:
+  """The turns of each system."""
+  return {
+      name: [x for x in result["turns"] if x["system"] == name]
+      for name in ("ours", "vllm")
+  }
+
+
+def _rates(rows: list[dict]) -> list[float]:
+  """Tokens per second of turns."""
+  return [x["tokens"] / x["seconds"] for x in rows]
+
+
+def _ratios(result: dict) -> list[float]:
+  """The speed of this package's sampler relative to vLLM's, by turn."""
+  by = _turns(result)
+  both = zip(_rates(by["ours"]), _rates(by["vllm"]), strict=True)
+  return [own / other for own, other in both]
+
+
 def _speed(result: dict) -> list[str]:
   """Lines about tokens per second; none without turns."""
   if not result["turns"]:
     return []
-  by = {
-      name: [x for x in result["turns"] if x["system"] == name]
-      for name in ("ours", "vllm")
-  }
-  speed = {
-      name: [x["tokens"] / x["seconds"] for x in rows]
-      for name, rows in by.items()
-  }
-  both = zip(speed["ours"], speed["vllm"], strict=True)
-  ratios = [own / other for own, other in both]
+  by, ratios = _turns(result), _ratios(result)
+  speed = {name: _rates(rows) for name, rows in by.items()}
   of_cpu = statistics.median(
       other["cpu"] / own["cpu"]
       for own, other in zip(by["ours"], by["vllm"], strict=True)
   )
   return [
-      "",
       "## Tokens per second",
       "",
       f"In float32, {len(NAMES)} prompts of up to {result['prompt']} tokens,"
@@ -376,15 +387,28 @@ def _speed(result: dict) -> list[str]:
 
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
-  return [
-      "# vLLM beside the package's sampler, on CPUs",
-      "",
-      f"Made by `{result['command']}`; data in `vllm.json`.",
-      *table_of_gaps(result),
-      *_speed(result),
-      "",
-      *results.footer(result),
+  gaps = [
+      f"{x['mean']:.2g} nats ({x['dtype']} weights, trainer in {x['trainer']})"
+      for x in result["gaps"]
+      if x["system"] == "vllm"
   ]
+  speed, ratios = "", _ratios(result)
+  if ratios:
+    speed = (
+        " The package's sampler has"
+        f" {results.spread(ratios, '.2f')} times the tokens a second of vLLM."
+    )
+  return results.document(
+      "vLLM compared with the package's sampler, on CPUs",
+      "The log-probs of vLLM differ from the trainer's on average by"
+      f" {results.joined(gaps)}.{speed}",
+      "How far is vLLM from the trainer, and how fast is it?"
+      " Data in `vllm.json`.",
+      table_of_gaps(result),
+      _speed(result),
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def flags(parser: argparse.ArgumentParser) -> None:

@@ -165,12 +165,47 @@ def footer(result: dict) -> list[str]:
   return out
 
 
+def document(
+    title: str,
+    finding: str,
+    *parts: str | Sequence[str],
+    made: str,
+    versions: Sequence[str] = (),
+) -> list[str]:
+  """The lines of a page, whose parts have the same order on all pages.
+
+  Args:
+    title: of the page.
+    finding: what was found, with its numbers: the first sentence.
+    *parts: the question and how it was measured, figure, tables: a paragraph,
+      or lines; an empty part is left out.
+    made: the command that makes the page, 'Made by `...`'.
+    versions: machine and versions, or commits.
+  """
+  out = [f"# {title}", "", finding, ""]
+  for part in parts:
+    lines = [part] if isinstance(part, str) else [*part]
+    while lines and not lines[-1]:
+      lines.pop()
+    if lines and lines[0]:
+      out += [*lines, ""]
+  return [*out, made, *(["", *versions] if versions else [])]
+
+
 # --- numbers and tables ------------------------------------------------------
 
 
 def row(*cells: Any) -> str:
   """Returns a line of a table in Markdown."""
   return f"| {' | '.join(map(str, cells))} |"
+
+
+def joined(words: Sequence[str], last: str = "and") -> str:
+  """Returns 'a, b and c'; 'none' without words."""
+  if not words:
+    return "none"
+  *first, end = words
+  return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def mean(values: Sequence[float], form: str) -> str:

@@ -325,20 +325,19 @@ def verdicts(result: dict) -> list[tuple[str, str, str]]:
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   c = smollm2.get_config()
-  out = [
-      "# A pretrained model on two cores of a CPU",
-      "",
-      f"Made by `python -m bench.{NAME}`; [plans/{NAME}.md](plans/{NAME}.md)"
+  about = (
+      "Does RL teach a pretrained model on a CPU, and is it the verdicts that"
+      f" teach it? [plans/{NAME}.md](plans/{NAME}.md)"
       " has the hypotheses. SmolLM2-135M-Instruct, word problems of one step"
       f" (`configs/word_problems.json`), {c.sft.steps} steps of SFT, then"
       f" {c.rl.steps} steps of RL with {c.rollout.batch} responses each"
       f" (`{CONFIG}`). {c.evaluate.prompts} held-out questions, 8 samples at"
       " temperature 1. The most frequent answer is right in"
       f" {constant():.1%} of all {len(test_answers())}. Other programs shared"
-      " the machine, so that minutes are upper bounds.",
-      "",
-      f"![curves]({NAME}.png)",
-      "",
+      " the machine, so that minutes are upper bounds. Bands of the figure:"
+      " least to most of the seeds."
+  )
+  out = [
       "| | seed | RL steps | mean@8 | greedy | maj@8 | pass@8 | truncated |"
       " minutes | memory |",
       "|---|---|---|---|---|---|---|---|---|---|",
@@ -361,7 +360,36 @@ def page(result: dict) -> list[str]:
         for k in ("before", "after")
     ]
     out.append(results.row(x["question"], x["answer"], *both))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "A pretrained model on two cores of a CPU",
+      _finding(result),
+      about,
+      f"![curves]({NAME}.png)",
+      out,
+      made=f"Made by `python -m bench.{NAME}`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(result: dict) -> str:
+  """Where each row begins and ends, and the verdicts on the hypotheses."""
+  ends = []
+  for row in ROWS:
+    if runs := of_row(result, row):
+      scores = [np.mean([at(x, i, "mean@8") for x in runs]) for i in (0, -1)]
+      seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
+      ends.append(
+          f"{row} goes from {scores[0]:.1%} to {scores[1]:.1%} ({seeds})"
+          if len(runs[0]["evaluations"]) > 1
+          else f"{row} ends at {scores[1]:.1%} ({seeds})"
+      )
+  found = verdicts(result)
+  by = {x: [label[0] for label, _, y in found if y == x] for _, _, x in found}
+  words = [f"{verdict}: {results.joined(x)}" for verdict, x in by.items()]
+  return (
+      f"Held-out accuracy (mean@8): {'; '.join(ends)}. Hypotheses:"
+      f" {'; '.join(words)}."
+  )
 
 
 def test_answers() -> list[str]:

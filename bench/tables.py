@@ -6,6 +6,7 @@ import datetime
 import itertools
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 from bench import harness, results
 from bench.harness import PEERS, Size
@@ -104,12 +105,7 @@ def sweep(table: Table, names: list[str], flags: argparse.Namespace) -> None:
 
 def sweep_page(result: dict) -> list[str]:
   """Returns the lines of results/bench_sweep.md."""
-  lines = ["# Options of the sweep", ""]
-  lines += [
-      "Made by `python -m bench.libraries.TABLE --sweep`; a table uses the"
-      " fastest."
-  ]
-  lines += ["", "| | options | seconds | minimum to maximum | peak MiB |"]
+  lines = ["| | options | seconds | minimum to maximum | peak MiB |"]
   lines += ["|---|---|---|---|---|"]
   for key, entry in sorted(result.items()):
     for x in entry["runs"]:
@@ -118,7 +114,37 @@ def sweep_page(result: dict) -> list[str]:
         seconds = f"{statistics.median(x['seconds']):.3f} | {extremes(x)}"
         cells = f"{seconds} | {x['peak_mib']:.0f}"
       lines.append(f"| {key} | {options_text(x['options'])} | {cells} |")
-  return lines
+  return results.document(
+      "Options of the sweep",
+      _sweep_finding(result),
+      "How fast is each system with each of its options, at each case? Each"
+      " table of this folder uses the fastest of them. Seconds are medians.",
+      lines,
+      made="Made by `python -m bench.libraries.TABLE --sweep`.",
+  )
+
+
+def _sweep_finding(result: dict) -> str:
+  """How much the options matter."""
+  spans = {}
+  for key, entry in result.items():
+    seconds = [
+        (statistics.median(x["seconds"]), options_text(x["options"]))
+        for x in entry["runs"]
+        if "died" not in x
+    ]
+    if seconds:
+      spans[key] = min(seconds), max(seconds)
+  if not spans:
+    return "No option ran."
+  ratios = {key: most[0] / least[0] for key, (least, most) in spans.items()}
+  key = max(ratios, key=ratios.__getitem__)
+  (fast, best), (slow, worst) = spans[key]
+  return (
+      f"The slowest options take {min(ratios.values()):.2f} to"
+      f" {ratios[key]:.2f} times the time of the fastest, by system and case,"
+      f" most in `{key}`: {slow:.3f} s with {worst}, {fast:.3f} s with {best}."
+  )
 
 
 def options_text(options: dict) -> str:
@@ -190,24 +216,57 @@ COLUMNS = {
 }
 
 
-def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
+def page(
+    table: Table,
+    result: dict,
+    columns: dict = COLUMNS,
+    more: Sequence[Sequence[str]] = (),
+) -> list[str]:
   """Returns lines of Markdown.
 
   Args:
     table: the table.
     result: result of `compare`.
     columns: functions of a case and a system, by the column's head.
+    more: further parts of the page, below the table.
   """
-  lines = [f"# {table.title}", "", *results.busy(result["environment"])]
-  lines += [f"{table.about} Made by `{result['command']}`.", ""]
-  lines += ["| case | system | options | " + " | ".join(columns) + " |"]
+  lines = ["| case | system | options | " + " | ".join(columns) + " |"]
   lines += ["|---" * (3 + len(columns)) + "|"]
   for name, case in result["cases"].items():
     for system, x in case["systems"].items():
       cells = [name, system, options_text(x["options"])]
       cells += [text(case, x) for text in columns.values()]
       lines.append("| " + " | ".join(cells) + " |")
-  return [*lines, "", *results.footer(result)]
+  return results.document(
+      table.title,
+      finding(result),
+      results.busy(result["environment"]),
+      table.about,
+      lines,
+      *more,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
+
+
+def finding(result: dict) -> str:
+  """The speed of this package relative to each peer; untimed, its memory."""
+  timed, found = True, []
+  for case, x in result["cases"].items():
+    ours = x["systems"]["ours"]
+    timed = "ratio" in ours
+    words = [
+        "{:.2f} ({:.2f} to {:.2f}) times {}'s".format(*peer["ratio"], name)
+        if timed
+        else f"{ours['peak_mib'] / peer['peak_mib']:.0%} of {name}'s"
+        for name, peer in x["systems"].items()
+        if name != "ours"
+    ]
+    alone = COLUMNS["median s"](x, ours) + " s" if timed else ""
+    alone = alone or COLUMNS["peak MiB"](x, ours) + " MiB"
+    found.append(f"{results.joined(words) if words else alone} ({case})")
+  what = "speed" if timed else "peak memory"
+  return f"The {what} of rl_reason is {'; '.join(found)}."
 
 
 def main(table: Table) -> None:

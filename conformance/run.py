@@ -291,17 +291,16 @@ def page(result: dict) -> list[str]:
       for name, x in libraries.items()
   ]
   lines = [
-      "# Conformance",
-      "",
-      "Made by `python -m conformance.run`; data in `conformance.json`: the"
-      " inputs of each case, the expected numbers, and what each library"
-      " computes. [Your own trainer](README.md) can be tested.",
-      "",
-      f"{len(cases)} cases: formulas of the papers, with numbers worked by"
+      "Which library computes the formulas of the papers, and which has a known"
+      " fault, is asked by"
+      f" {len(cases)} cases: formulas of the papers, with numbers worked by"
       f" hand or in float64 NumPy. {len(threads)} of them test faults that"
       f" public libraries had, documented in {len(set(threads))} threads. Each"
       " library is asked for its own function; given log-probs replace the"
-      " forward pass of the model. All run on a CPU in float32.",
+      " forward pass of the model. All run on a CPU in float32. Data in"
+      " `conformance.json`: the inputs of each case, the expected numbers, and"
+      " what each library computes. [Your own trainer](README.md) can be"
+      " tested.",
       "",
       *LEGEND.splitlines(),
       *([NOT_ASKED] if any("not asked" in row for row in signs) else []),
@@ -347,17 +346,26 @@ def page(result: dict) -> list[str]:
     if case["fault"]:
       lines.append(f"Fault: {case['fault']} ([thread]({case['issue']})).")
     lines.append("")
-  lines += results.footer(
-      result
-      | dict(
-          peers={
-              name: x["versions"]
-              for name, x in libraries.items()
-              if name != OURS
-          }
-      )
+  peers = {k: x["versions"] for k, x in libraries.items() if k != OURS}
+  return results.document(
+      "Conformance",
+      _finding(titles, signs),
+      lines,
+      made="Made by `python -m conformance.run`.",
+      versions=results.footer(result | dict(peers=peers)),
   )
-  return lines
+
+
+def _finding(titles: list[str], signs: list[list[str]]) -> str:
+  """How many cases each library passes, of those that it has a function for."""
+  words = []
+  for title, column in zip(titles, zip(*signs, strict=True), strict=True):
+    had = sum(x not in ("absent", "not asked") for x in column)
+    words.append(f"{title} in {column.count('pass')} of {had}")
+  return (
+      "Cases in which a library computes the formula by default, of those that"
+      f" it has a function for: {', '.join(words)}."
+  )
 
 
 def sentence(text: str) -> str:

@@ -17,6 +17,47 @@ def test_a_check_writes_nothing(monkeypatch):
     pages.main()
 
 
+HAND_WRITTEN = {"README", "plan"}  # an index, and what precedes a study
+OPEN = set("""
+    baselines chain clip_law clip_sweep credit dapo_ladder distill early_warning
+    entropy_collapse environments forecast group_size_sweep knobs many_seeds
+    parity_run recent staleness table theorems trl_defaults value_pretraining
+    vapo_leave_one_out variants xor
+""".split())  # studies whose pages begin with their command
+# What follows the command: machine and versions, commits.
+LAST = re.compile(r"(Ours|Versions|[\w. -]+): |(- )?Commits? |jax \d|Nothing ")
+
+
+def _pages():
+  """The pages, by name: their paragraphs after the title."""
+  folders = [ROOT / "results", ROOT / "conformance", *ROOT.glob("studies/*/")]
+  for path in (x for y in folders for x in sorted(y.glob("*.md"))):
+    if path.stem not in HAND_WRITTEN and path.parent.name not in OPEN:
+      title, *paragraphs = path.read_text().strip().split("\n\n")
+      assert title.startswith("# ") and "\n" not in title, path
+      yield path, paragraphs
+
+
+def test_a_page_begins_with_its_finding():
+  """The first paragraph has a number, or says that there is no difference."""
+  for path, (first, *_) in _pages():
+    assert re.search(r"\d|\b(no|none|null)\b", first, re.IGNORECASE), path
+    assert first[0].isupper() or first[0].isdigit(), path
+    assert not re.search("Made by|python -m", first), path
+
+
+def test_a_page_ends_with_its_command_and_the_versions():
+  """Pages that are made from data; the command is named once, near the end."""
+  for path, paragraphs in _pages():
+    if not path.with_suffix(".json").exists():
+      continue
+    places = [i for i, x in enumerate(paragraphs) if "Made by" in x]
+    assert len(places) == 1, path
+    assert paragraphs[places[0]].startswith("Made by `python "), path
+    for text in paragraphs[places[0] + 1 :]:
+      assert LAST.match(text), (path, text[:80])
+
+
 def test_the_index_has_all_studies_and_their_pages():
   """Questions, then pages and plans; nothing else is in the folders."""
   folder = ROOT / "studies"

@@ -15,7 +15,8 @@ TABLE = dataclasses.replace(
     name="memory",
     title="Memory of a GRPO step",
     about=(
-        "Peak resident memory (VmHWM) from the start of the process to the end"
+        "How much memory does a step need? Peak resident memory (VmHWM) from"
+        " the start of the process to the end"
         " of the first step, compilation included. Step and options are those"
         " of [bench_rl_step.md](bench_rl_step.md)."
     ),

@@ -12,7 +12,8 @@ TABLE = tables.Table(
     name="rl_step",
     title="A complete GRPO step",
     about=(
-        "Sample 8 responses of 128 tokens to each of 8 prompts of 32 tokens,"
+        "How fast is a step of GRPO as a whole? Sample 8 responses of 128"
+        " tokens to each of 8 prompts of 32 tokens,"
         " reward them without a verifier, and update once. The peers run their"
         " own trainer loops."
     ),

@@ -11,7 +11,8 @@ TABLE = tables.Table(
     name="rollout",
     title="Sampling",
     about=(
-        "Random weights, temperature 1. `tail`: lengths are a fixed log-normal"
+        "How fast is sampling, with lengths that vary and with equal ones?"
+        " Random weights, temperature 1. `tail`: lengths are a fixed log-normal"
         " trace, clipped at 512; every system samples EOS exactly at the length"
         " limit of a row, so that all sample the same number of tokens, and"
         " only these count. `even`: no row ends early. Every row has its own"

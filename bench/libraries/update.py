@@ -11,7 +11,8 @@ TABLE = tables.Table(
     name="update",
     title="GRPO update",
     about=(
-        "One optimizer step: forward, backward, gradient clipping by norm,"
+        "How fast is the update, with full rows and with short ones? One"
+        " optimizer step: forward, backward, gradient clipping by norm,"
         " AdamW, no KL, on 64 rows of 32 prompt tokens and at most 128 response"
         " tokens. `even`: all responses have 128 tokens. `tail`: lengths are"
         " log-normal. Tokens/s counts response tokens."

@@ -174,11 +174,10 @@ def compiled(
 
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
-  out = [
-      "# Compiled ahead of time for TPU",
-      "",
-      f"Made by `python -m bench.memory.aot --topology {result['topology']}`:"
-      f" Qwen2.5-1.5B for {result['devices']} chips of kind"
+  about = [
+      "Do the programs of a larger model fit, and does decoding update its"
+      " cache"
+      f" in place? Qwen2.5-1.5B for {result['devices']} chips of kind"
       f" {result['kind']}, jax {result['jax']}, libtpu {result['libtpu']}."
       " Without a TPU: nothing ran, so there are no speeds.",
       "",
@@ -191,20 +190,35 @@ def page(result: dict) -> list[str]:
       " tensor. Sizes are GiB per device; peak: arguments, temporary buffers,"
       " and outputs that alias no argument; host: arguments in host memory, per"
       " device. `copies`: instructions that copy an entire cache.",
-      "",
+  ]
+  out = [
       "| program | layers | compile, CPU s | lines | kernels | arguments"
       " | cache | temporary | peak | host | copies |",
       "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
+  deepest, words = max(x["layers"] for x in result["programs"]), []
   for x in result["programs"]:
     peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
+    if x["layers"] == deepest:
+      words.append(f"{peak / 2**30:.2f} GiB ({x['program']})")
     sizes = x["arguments"], x["cache"], x["temporary"], peak, x["host"]
     gib = [f"{size / 2**30:.2f}" for size in sizes]
     count = len(x["cache_copies"]) if x["cache_in_program"] else "-"
     cells = [x["program"], x["layers"], x["cpu_seconds"], x["lines"]]
     cells += [x["kernels"], *gib, count]
     out.append(results.row(*cells))
-  return [*out, "", f"Commit {result['commit']}."]
+  copied = sum(len(x["cache_copies"]) for x in result["programs"])
+  return results.document(
+      "Compiled ahead of time for TPU",
+      f"With {deepest} layers the peak of a device is"
+      f" {results.joined(words)}; the programs copy an entire cache {copied}"
+      " times.",
+      about,
+      out,
+      made="Made by `python -m bench.memory.aot --topology"
+      f" {result['topology']}`.",
+      versions=[f"Commit {result['commit']}."],
+  )
 
 
 def flags(parser) -> None:

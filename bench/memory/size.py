@@ -109,16 +109,15 @@ def measure(_) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
-  out = [
-      "# Memory by formula, by XLA and measured",
-      "",
-      "Made by `python -m bench.memory.size`: the peaks that `--stage=size`"
-      " shows, in MiB per device. Formula: from the shapes of the arrays. XLA:"
+  about = (
+      "How close are the peaks that `--stage=size` shows to the measured ones?"
+      " In MiB per device. Formula: from the shapes of the arrays. XLA:"
       " its analysis of the programs, compiled for this device. Measured: what"
       " the programs add to the memory of a process while they run once. Ratios"
       " are to the measured peak. Long rows: 1024 responses of 384 + 1024"
-      " tokens in 256 slots.",
-      "",
+      " tokens in 256 slots."
+  )
+  out = [
       "| config | phase | formula | XLA | measured | formula, ratio"
       " | XLA, ratio |",
       "|---|---|---|---|---|---|---|",
@@ -128,7 +127,22 @@ def page(result: dict) -> list[str]:
       sizes = [f"{x[k] / 2**20:.1f}" for k in ("formula", "xla", "measured")]
       ratios = [f"{x[k] / x['measured']:.2f}" for k in ("formula", "xla")]
       out.append(results.row(name, phase, *sizes, *ratios))
-  return [*out, "", *results.footer(result)]
+  words = []
+  for kind, label in (("formula", "The formulas give"), ("xla", "XLA")):
+    found = [
+        x[kind] / x["measured"]
+        for phases in result["cases"].values()
+        for x in phases.values()
+    ]
+    words.append(f"{label} {min(found):.2f} to {max(found):.2f}")
+  return results.document(
+      "Memory by formula, by XLA and measured",
+      f"{words[0]} times the measured peak, {words[1]} times.",
+      about,
+      out,
+      made="Made by `python -m bench.memory.size`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

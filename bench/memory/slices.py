@@ -195,13 +195,11 @@ def rollout(c, model: Model, size: memory_formula.Size) -> dict:
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   g = GIVEN
-  out = [
-      "# Which slice trains which model",
-      "",
-      "Made by `python -m bench.memory.slices`: for each model and kind of"
-      " accelerator the smallest slice on which a step of DAPO fits by the"
-      f" formulas of `--stage=size`, at {MARGIN:.0%} of the memory; nothing was"
-      f" run. Rows of {g['rollout.max_prompt']} + {g['rollout.max_tokens']}"
+  about = [
+      "Which is the smallest slice of each kind of accelerator on which a step"
+      " of DAPO fits, by the formulas of `--stage=size`, at"
+      f" {MARGIN:.0%} of the memory? Nothing was run. Rows of"
+      f" {g['rollout.max_prompt']} + {g['rollout.max_tokens']}"
       f" tokens, {g['rollout.batch']} responses a step in"
       f" {g['updates.minibatches']} minibatches, AdamW with fp32 parameters"
       " and moments, bfloat16 products. Qwen2.5, and Llama 3.1 for 70B.",
@@ -214,7 +212,8 @@ def page(result: dict) -> list[str]:
       " those of an update that move most, as calls x bytes of the result on a"
       " device; a loop over micro-batches counts once. Compile: CPU seconds of"
       " update and sampler.",
-      "",
+  ]
+  out = [
       "| model | slice | mesh | remat | tokens | slots | update | rollout"
       " | collectives | compile |",
       "|---|---|---|---|---|---|---|---|---|---|",
@@ -245,15 +244,36 @@ def page(result: dict) -> list[str]:
   done = sum("update" in row for row in tpus)
   made = [f"{x} {result[x]}" for x in ("jax", "libtpu") if x in result]
   count = f"Of the {len(tpus)} rows of TPUs {done} were compiled so far"
-  out += ["", f"{'; '.join([count, *made])}.", ""]
+  out += ["", f"{count}."]
   commits: dict[str, list[str]] = {}
   for name, row in result["rows"].items():
     for phase in "update", "rollout":
       if commit := (row or {}).get(phase, {}).get("commit"):
         commits.setdefault(commit, []).append(f"{name} {phase}")
-  for commit, programs in commits.items():
-    out.append(f"- Commit {commit}: {', '.join(programs)}.")
-  return out
+  return results.document(
+      "Which slice trains which model",
+      _finding(result["rows"]),
+      about,
+      out,
+      made="Made by `python -m bench.memory.slices`.",
+      versions=[
+          f"{', '.join(made)}." if made else "Nothing is compiled.",
+          "",
+          *(f"- Commit {k}: {', '.join(x)}." for k, x in commits.items()),
+      ],
+  )
+
+
+def _finding(rows: dict) -> str:
+  """The smallest slices of each model."""
+  words: dict[str, list[str]] = {}
+  for name, row in rows.items():
+    model, kind = name.split(" ")
+    fits = words.setdefault(model, [])
+    if row:
+      fits.append(f"{kind} {row['place']}")
+  found = (f"{k} on {results.joined(x, 'or')}" for k, x in words.items())
+  return f"The smallest slices train {'; '.join(found)}."
 
 
 def peak_of(found: dict) -> str:

@@ -448,26 +448,28 @@ def page(result: dict) -> list[str]:
   rows, load = result["rows"], result["environment"]["load"]
   worst = max(rows[1:], key=lambda x: x["longest"])
   largest = max(rows[1:], key=lambda x: x["grown"])
-  return [
-      "# The server under attack",
-      "",
-      f"Made by `python -m bench.serving.attacks`: each attack for {SECONDS:g}"
-      " seconds at most, while another connection asks /health; a server of 4M"
-      f" parameters with {serve.SLOTS} slots, prompts and responses of"
-      f" {LIMIT:,} tokens, and {OPEN:,} open files. Milliseconds until the"
-      " slowest answer of /health, and megabytes by which the memory of the"
-      " server grew.",
-      "",
-      "| attack | bytes | answer | longest silence, ms | memory, MB |",
-      "|---|---|---|---|---|",
-      *map(line, rows),
-      "",
-      f"Longest silence: {1000 * worst['longest']:.0f} ms ({worst['attack']});"
-      f" most memory: {largest['grown'] / 1e6:.0f} MB ({largest['attack']})."
-      f" The load of the machine was {load} at the beginning and"
-      f" {result['load_after']} at the end; attacks and server share its"
-      " processors.",
-  ]
+  return results.document(
+      "The server under attack",
+      f"Under {len(rows) - 1} attacks the server is silent for at most"
+      f" {1000 * worst['longest']:.0f} ms ({worst['attack']}), and its memory"
+      f" grows by at most {largest['grown'] / 1e6:.0f} MB"
+      f" ({largest['attack']}).",
+      "Does one client keep the server from answering others? Each attack lasts"
+      f" {SECONDS:g} seconds at most, while another connection asks /health; a"
+      f" server of 4M parameters with {serve.SLOTS} slots, prompts and"
+      f" responses of {LIMIT:,} tokens, and {OPEN:,} open files. Milliseconds"
+      " until the slowest answer of /health, and megabytes by which the memory"
+      " of the server grew. The load of the machine was"
+      f" {load} at the beginning and {result['load_after']} at the end; attacks"
+      " and server share its processors.",
+      [
+          "| attack | bytes | answer | longest silence, ms | memory, MB |",
+          "|---|---|---|---|---|",
+          *map(line, rows),
+      ],
+      made="Made by `python -m bench.serving.attacks`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

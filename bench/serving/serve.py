@@ -176,31 +176,52 @@ def cells(name: str, clients: int, turns: list[dict]) -> tuple:
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
   first, last = result["loads"]
-  about = ", ".join(
-      f"{k} {x}"
-      for k, x in result["environment"].items()
-      if x not in ("", None)
-  )
   lines = [
-      "# Serving",
-      "",
-      f"Made by `python -m bench.serving.serve`: {REQUESTS} requests of"
-      f" {PROMPT} tokens and up to {RESPONSE} (log-normal), by clients that"
-      " send one after the other; random weights of 4M parameters, float32;"
-      f" {TURNS} alternating turns. Tokens a second: median (least to most).",
-      "",
       "| server | clients | tokens a second | p50, ms | p99, ms |",
       "|---|---|---|---|---|",
   ]
   for clients in next(iter(result["turns"].values())):
     for name, turns in result["turns"].items():
       lines.append(results.row(*cells(name, int(clients), turns[clients])))
-  return [
-      *lines,
-      "",
-      f"The load of the machine was {first} at the beginning and {last} at the"
-      f" end; the servers themselves are part of the second. {about}.",
-  ]
+  return results.document(
+      "Serving",
+      _finding(result["turns"]),
+      "How many tokens a second does the server give, to one client and to"
+      f" many? {REQUESTS} requests of {PROMPT} tokens and up to {RESPONSE}"
+      " (log-normal), by clients that send one after the other; random weights"
+      f" of 4M parameters, float32; {TURNS} alternating turns. Tokens a second:"
+      f" median (least to most). The load of the machine was {first} at the"
+      f" beginning and {last} at the end; the servers themselves are part of"
+      " the second.",
+      lines,
+      made="Made by `python -m bench.serving.serve`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(turns: dict) -> str:
+  """Tokens a second relative to the fastest other server, by clients."""
+  ours, *others = turns
+  words = []
+  for clients in turns[ours]:
+    rates = {
+        name: statistics.median(x["tokens"] / x["seconds"] for x in y[clients])
+        for name, y in turns.items()
+    }
+    if not others:
+      words.append(f"{rates[ours]:,.0f} tokens a second ({clients} clients)")
+      continue
+    best = max(others, key=rates.__getitem__)
+    p50 = [
+        np.median([y for x in turns[name][clients] for y in x["latencies"]])
+        for name in (ours, best)
+    ]
+    words.append(
+        f"{rates[ours] / rates[best]:.1f} times the tokens a second of `{best}`"
+        f" at {p50[0] / p50[1]:.0%} of the median latency ({clients} client"
+        f"{'s' * (int(clients) > 1)})"
+    )
+  return f"The server of {ours} gives {results.joined(words)}."
 
 
 def flags(parser) -> None:

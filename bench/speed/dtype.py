@@ -93,13 +93,6 @@ def factor(result: dict, name: str, dtype: str) -> float:
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   out = [
-      "# model.dtype on a CPU",
-      "",
-      "Made by `python -m bench.speed.dtype`: median CPU seconds of"
-      f" {REPEATS} turns. Gradient: of the log-probs of {ROWS} packed rows of"
-      f" {LENGTH} tokens. Decoding: {PROMPTS * GROUP} responses of {TOKENS}"
-      f" tokens. The model has {CFG.layers} layers of width {CFG.width}.",
-      "",
       "| model.dtype | gradient, s | of float32 | decoding, s | of float32 |",
       "|---|---|---|---|---|",
   ]
@@ -109,7 +102,24 @@ def page(result: dict) -> list[str]:
       seconds = statistics.median(result["cpu_seconds"][name][dtype])
       cells += [f"{seconds:.3f}", f"{factor(result, name, dtype):.1f}"]
     out.append(results.row(dtype, *cells))
-  return [*out, "", *results.footer(result)]
+  words = [
+      f"{factor(result, 'gradient', dtype):.1f} and"
+      f" {factor(result, 'decoding', dtype):.1f} times in {dtype}"
+      for dtype in DTYPES
+      if dtype != "float32"
+  ]
+  return results.document(
+      "model.dtype on a CPU",
+      "Relative to float32, a gradient and decoding take"
+      f" {results.joined(words)} the CPU time.",
+      "Is a smaller dtype faster on a CPU? Median CPU seconds of"
+      f" {REPEATS} turns. Gradient: of the log-probs of {ROWS} packed rows of"
+      f" {LENGTH} tokens. Decoding: {PROMPTS * GROUP} responses of {TOKENS}"
+      f" tokens. The model has {CFG.layers} layers of width {CFG.width}.",
+      out,
+      made="Made by `python -m bench.speed.dtype`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

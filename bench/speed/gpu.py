@@ -258,17 +258,32 @@ def measure_size(flags: argparse.Namespace) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
-  lines = ["# One device against its limits"]
-  for dims, one in result["measured"].items():
-    lines += ["", f"## {dims}", "", *section(one)]
-  return lines
+  measured = result["measured"]
+  found = []
+  for dims, one in measured.items():
+    for task in TASKS:
+      shares = (one["limit"][task] / x[task] for x in one["seconds"].values())
+      share = max(shares, default=0)
+      found.append(f"{share:.0%} of the limit in {task} ({dims})")
+  sections = []
+  for dims, one in measured.items():
+    sections += [f"## {dims}", "", *section(one), ""]
+  return results.document(
+      "One device against its limits",
+      f"With the fastest attention the device reaches {results.joined(found)}.",
+      "Which share of its memory's and its products' speed does the program"
+      " reach on one device?",
+      sections,
+      made="Made by `python -m bench.speed.gpu`, with the flags of each"
+      " section.",
+  )
 
 
 def section(result: dict) -> list[str]:
   """Returns lines of one measurement."""
   lines = results.busy(result["environment"])
   lines += [
-      f"Made by `{result['command']}`. Limits measured in the same run: a"
+      f"By `{result['command']}`. Limits measured in the same run: a"
       f" memory copy at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
       f" {result['tflop_per_s']:,.2f} TFLOP/s. The share of an update is its"
       " MFU relative to the measured matrix product.",

@@ -106,20 +106,11 @@ def _commit(result: dict) -> str:
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   out = [
-      "# XLA programs of a run",
-      "",
-      "Made by `python -m bench.speed.programs`: the default job,"
-      " `configs/dapo.py`, on a CPU. From the cache: programs that were read"
-      " from the cache of compiled programs. User CPU seconds are of the whole"
-      " process; on a machine that is busy with other work, seconds are longer"
-      " than they would be.",
-      "",
       "Before: an earlier checkout (`--tree`), in which SFT and the habits had"
       " an update each, the rewards of logged samples were computed operation"
       " by operation, and the cache kept only programs that take at least 0.2"
       f" s to compile{_commit(result)}. After: the commit below.",
       "",
-      *results.busy(result["environment"]),
       "| start | | programs | compiled | from the cache | seconds in XLA"
       " | user CPU s | s |",
       "|---|---|---|---|---|---|---|---|",
@@ -154,7 +145,33 @@ def page(result: dict) -> list[str]:
   for p in shown["first start"]["programs"]:
     name = p["name"].removeprefix("jit(").removesuffix(")").strip("<>")
     out.append(results.row(f"`{name}`", f"{p['seconds']:.2f}"))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "XLA programs of a run",
+      _finding(result),
+      results.busy(result["environment"]),
+      "Which programs does a run compile, at its first start and at the next?"
+      " The default job, `configs/dapo.py`, on a CPU. From the cache: programs"
+      " that were read from the cache of compiled programs. User CPU seconds"
+      " are of the whole process; on a machine that is busy with other work,"
+      " seconds are longer than they would be.",
+      out,
+      made="Made by `python -m bench.speed.programs`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(result: dict) -> str:
+  """How many programs each start of a run compiles."""
+  words = []
+  for name in STARTS:
+    counts = [
+        sum(not p["hit"] for p in result[when][name]["programs"])
+        for when in ("after", "before")
+        if name in result.get(when, {})
+    ]
+    text = " in place of ".join(map(str, counts))
+    words += [f"{text} ({name})"] * bool(counts)
+  return f"Programs that a run compiles: {results.joined(words)}."
 
 
 if __name__ == "__main__":

@@ -135,19 +135,7 @@ def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   steps = result["steps"][1:]  # the first one compiles
   tokens = statistics.median(x["tokens/step"] for x in steps)
-  out = [
-      "# RL steps of a recipe",
-      "",
-      *results.busy(result["environment"]),
-      f"Made by `{result['command']}`: `{result['config']}` with random"
-      f" weights of {result['dims']}, random questions, and noise as reward."
-      " Nothing is learned, and almost no response ends by itself:"
-      f" {tokens:,.0f} tokens of responses in a step. Medians of"
-      f" steps 2 to {len(result['steps'])}, with minimum and maximum.",
-      "",
-      "| phase | seconds |",
-      "|---|---|",
-  ]
+  out = ["| phase | seconds |", "|---|---|"]
   for name, words in PHASES.items():
     values = [x[f"timing_s/{name}"] for x in steps]
     median = statistics.median(values)
@@ -155,15 +143,18 @@ def page(result: dict) -> list[str]:
     out.append(results.row(words, f"{median:.2f} {span}"))
   last = steps[-1]
   seconds = statistics.median(x["timing_s/step"] for x in steps)
-  facts = [f"{tokens / seconds:,.0f} response tokens per second"]
+  facts = [
+      f"A step takes {seconds:.2f} s: {tokens / seconds:,.0f} response tokens"
+      " per second"
+  ]
   if "perf/mfu" in last:
     facts.append(f"model FLOPs utilization {last['perf/mfu']:.1%} of the step")
   if "perf/energy_j" in last:
     facts.append(f"{last['perf/energy_j'] / last['timing_s/step']:,.0f} W")
   gap = max(x["rollout/logp_gap_mean"] for x in steps)
   facts.append(f"sampler and trainer differ by {gap:.4f} nats per token")
-  out += ["", f"{'; '.join(facts)}.", ""]
   out += [
+      "",
       "Peaks in GiB by formula, by XLA's analysis, and measured while the"
       " programs of `--stage=size` run once; the run's own peak was"
       f" {last['perf/memory_gib']:.1f}.",
@@ -174,7 +165,19 @@ def page(result: dict) -> list[str]:
   for phase, found in result["size"].items():
     cells = (f"{found[x] / GIB:.1f}" for x in ("formula", "xla", "measured"))
     out.append(results.row(phase, *cells))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "RL steps of a recipe",
+      f"{'; '.join(facts)}.",
+      results.busy(result["environment"]),
+      f"What does a step of a large run cost? `{result['config']}` with random"
+      f" weights of {result['dims']}, random questions, and noise as reward."
+      " Nothing is learned, and almost no response ends by itself:"
+      f" {tokens:,.0f} tokens of responses in a step. Medians of"
+      f" steps 2 to {len(result['steps'])}, with minimum and maximum.",
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -70,11 +70,7 @@ def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
-  lines = ["# Scaling of an update", "", *results.busy(result["environment"])]
-  lines += [
-      f"Made by `{result['command']}` with the widths of `{result['dims']}`, in"
-      " fp32: one GRPO update. Compile: the first call minus the median.",
-      "",
+  lines = [
       "| axis | at | median s | minimum to maximum | compile s |",
       "|---|---|---|---|---|",
   ]
@@ -84,7 +80,34 @@ def page(result: dict) -> list[str]:
           f"| {axis} | {value(axis, x)} | {statistics.median(x['seconds']):.3f}"
           f" | {tables.extremes(x)} | {x['compile']:.1f} |"
       )
-  return [*lines, "", *results.footer(result)]
+  words = []
+  for axis, points in result["axes"].items():
+    first, last = points[0], points[-1]
+    least, most = (statistics.median(x["seconds"]) for x in (first, last))
+    words.append(
+        f"{most / least:.1f} times for {LABELS[axis]} from"
+        f" {value(axis, first):,} to {value(axis, last):,}"
+    )
+  compiles = [x["compile"] for x in result["axes"].get("depth", ())]
+  of_depth = (
+      f"; compilation takes {min(compiles):.1f} to {max(compiles):.1f} s at"
+      " all depths"
+      if compiles
+      else ""
+  )
+  return results.document(
+      "Scaling of an update",
+      f"The time of an update grows {results.joined(words)}{of_depth}.",
+      results.busy(result["environment"]),
+      "How does the time of an update grow with the tokens, their number in a"
+      f" row, and the layers? One GRPO update with the widths of"
+      f" `{result['dims']}`, in fp32. Compile: the first call minus the"
+      " median.",
+      "![seconds](bench_scaling.png)",
+      lines,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def figure(result: dict) -> dict:

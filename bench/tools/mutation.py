@@ -68,9 +68,11 @@ UNDER_JIT = ("advantages", "advantage_variants")
 
 TEMPLATE = """# Mutation testing of the algorithms
 
-**{killed} of {total} mutants are killed ({share}).** A mutant changes one
-operator, number or condition of a function of rl_reason/algorithms; it is
-killed if a test of its module fails.
+{killed} of {total} mutants are killed ({share}).
+
+Do the tests of the algorithms find a fault? A mutant changes one operator,
+number or condition of a function of rl_reason/algorithms; it is killed if a
+test of its module fails.
 
 | module | mutants | killed |
 |---|---|---|

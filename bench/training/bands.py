@@ -292,11 +292,10 @@ def page(result: dict) -> list[str]:
   further = collections.defaultdict(list)
   for x in results.read(table.NAME)["runs"]:
     further[x["task"], x["row"]].append(x)
-  out = [
-      "# Expected bands of the configs",
-      "",
-      "Made by `python -m bench.pages` from the bands that runs are compared"
-      " with, `rl_reason/monitoring/bands.json`. Each band holds all metrics"
+  about = (
+      "How often does a run that is like the others leave the band that runs"
+      " are compared with, `rl_reason/monitoring/bands.json`? Each band holds"
+      " all metrics"
       f" and steps of {SEEDS} runs at once (conformal prediction), so that a"
       f" further run leaves it with a probability of 1 in {SEEDS + 1}, and one"
       " unusual run makes it wide. Accuracy: the band of held-out accuracy at"
@@ -304,8 +303,9 @@ def page(result: dict) -> list[str]:
       " leave the band at any step. The runs of `band_runs.json` on arithmetic"
       " have the seeds and SFT models of GRPO in `table.json`: mean accuracy at"
       " the last step, and points from GRPO, paired by seed, with 95% intervals"
-      " (Student's t).",
-      "",
+      " (Student's t)."
+  )
+  out = [
       "| config | runs of | metrics | band of the accuracy | outside"
       " | accuracy, % | from GRPO |",
       "|---|---|---|---|---|---|---|",
@@ -335,9 +335,6 @@ def page(result: dict) -> list[str]:
     )
   out += [
       "",
-      f"**{left} of {total} further runs are outside, {left / total:.1%};"
-      f" 1 in {SEEDS + 1} is {1 / (SEEDS + 1):.1%}.**",
-      "",
       f"`{RUNS}.json` has the runs of the configs that no study has on {SEEDS}"
       f" seeds, made by `{result['command']}` on the first {SEEDS} seeds of"
       " `table.json`. Recipes and configs that need a model, data or a server"
@@ -346,8 +343,20 @@ def page(result: dict) -> list[str]:
       "",
   ]
   commits = sorted({x["git commit"] for x in result["environments"]})
-  out += [f"Commits of these runs: {', '.join(commits)}.", ""]
-  return [*out, *results.footer(dict(environment=result["environments"][-1]))]
+  return results.document(
+      "Expected bands of the configs",
+      f"{left} of {total} further runs leave their band, {left / total:.1%};"
+      f" 1 in {SEEDS + 1}, {1 / (SEEDS + 1):.1%}, is expected.",
+      about,
+      out,
+      made="Made by `python -m bench.pages` from `bands.json`, and the runs by"
+      f" `{result['command']}`.",
+      versions=[
+          f"Commits of these runs: {', '.join(commits)}.",
+          "",
+          *results.footer(dict(environment=result["environments"][-1])),
+      ],
+  )
 
 
 def text(data: dict[str, Any]) -> str:

@@ -222,13 +222,6 @@ def page(result: dict) -> list[str]:
   """The tables in Markdown."""
   found = result["runs"]
   out = [
-      f"# The first run on {len(found)} seeds",
-      "",
-      "Made by `python -m bench.training.first_run`, which runs the commands of"
-      " [docs/first_run.md](../docs/first_run.md); data in `first_run.json`."
-      " Held-out accuracy on 200 questions: mean over seeds ± half the width of"
-      " its 95% interval (Student's t), and least to most.",
-      "",
       results.row("", *COLUMNS, "length"),
       "|---" * (len(COLUMNS) + 2) + "|",
   ]
@@ -257,9 +250,25 @@ def page(result: dict) -> list[str]:
           results.row(f"`python {k}`", spread([x["seconds"][k] for x in found]))
           for k in found[0]["seconds"]
       ),
-      "",
   ]
-  return [*out, *results.busy(result["environment"]), *results.footer(result)]
+  before, after = (
+      seeds_lib.spread([x[which][COLUMNS[0]] for x in found])
+      for which in ("before", "after")
+  )
+  return results.document(
+      f"The first run on {len(found)} seeds",
+      f"In {STEPS[-1]} steps of RL the held-out accuracy ({COLUMNS[0]}) goes"
+      f" from {before} to {after}.",
+      results.busy(result["environment"]),
+      "Does a run on rows of files and a reward of one's own learn? The"
+      " commands are those of [docs/first_run.md](../docs/first_run.md); data"
+      " in `first_run.json`. Held-out accuracy on 200 questions: mean over"
+      " seeds ± half the width of its 95% interval (Student's t), and least to"
+      " most.",
+      out,
+      made="Made by `python -m bench.training.first_run`.",
+      versions=results.footer(result),
+  )
 
 
 def _flags(parser) -> None:

@@ -120,13 +120,6 @@ def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   found, seeds = result["runs"], result["seeds"]
   out = [
-      f"# {len(seeds)} seeds of the main experiment",
-      "",
-      "Made by `python -m bench.training.seeds`; data in `seeds.json`. Held-out"
-      " accuracy on 1,000 prompts (mean of 4 samples, temperature 1, top-p 1):"
-      " mean over seeds ± half the width of its 95% interval (Student's t), and"
-      f" least to most. Seeds: {', '.join(map(str, seeds))}.",
-      "",
       f"| | {' | '.join(COLUMNS)} | length | seeds |",
       "|---" * (len(COLUMNS) + 3) + "|",
   ]
@@ -172,7 +165,34 @@ def page(result: dict) -> list[str]:
         f" machine in the minute before: {result['alone']['load']:.1f}).",
         "",
     ]
-  return [*out, *results.footer(result)]
+  return results.document(
+      f"{len(seeds)} seeds of the main experiment",
+      _finding(found),
+      "What do RL, its verdicts and its compute give on the built-in task?"
+      " Held-out accuracy on 1,000 prompts (mean of 4 samples, temperature 1,"
+      " top-p 1): mean over seeds ± half the width of its 95% interval"
+      " (Student's t), and least to most; bands of the figure: least to most."
+      f" Data in `seeds.json`. Seeds: {', '.join(map(str, seeds))}.",
+      f"![curves]({NAME}.png)",
+      out,
+      made="Made by `python -m bench.training.seeds`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(runs: list[dict]) -> str:
+  """Where each row ends."""
+
+  def accuracy(name: str, which: str = "after") -> str:
+    values = [100 * x[which]["mean@4"] for x in runs if x["name"] == name]
+    middle, half = comparison.interval(values)
+    return f"{middle:.1f}%" + ("" if half is None else f" ± {half:.1f}")
+
+  ends = [f"{name} {accuracy(name)}" for name in ROWS if name != "DAPO"]
+  return (
+      f"DAPO goes from {accuracy('DAPO', 'before')} to {accuracy('DAPO')}"
+      f" held-out accuracy; the other rows end at: {', '.join(ends)}."
+  )
 
 
 def readme_table(result: dict) -> list[str]:

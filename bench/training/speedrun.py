@@ -370,8 +370,6 @@ def measure(given) -> dict:
 def page(result: dict) -> list[str]:
   """Returns rules and records in Markdown."""
   out = [
-      "# Speedrun: from random parameters to 95% held out",
-      "",
       "How fast do two CPU cores train the default task, from random parameters"
       " to 95% held-out accuracy? SFT on the skill is part of the time; the"
       " habits of rule 2 then spoil the skill, and RL has to repair it. Beat a"
@@ -440,7 +438,23 @@ def page(result: dict) -> list[str]:
               f"{run['tokens']:,.0f}",
           )
       )
-  return [*out, "", *(results.footer(result) if records else ())]
+  found = "There is no record yet (null)."
+  if records:
+    best = records[0]
+    after = [x["after"] for x in best["runs"]]
+    found = (
+        f"The record is {scaled(best):.1f} scaled seconds, {best['name']}, with"
+        f" {statistics.mean(after):.1%} held-out accuracy"
+        f" over {len(after)} seeds"
+        f"{' (preliminary)' if preliminary(best) else ''}."
+    )
+  return results.document(
+      "Speedrun: from random parameters to 95% held out",
+      found,
+      out,
+      made="Made by `python -m bench.training.speedrun`.",
+      versions=results.footer(result) if records else (),
+  )
 
 
 if __name__ == "__main__":

@@ -101,20 +101,19 @@ def graded(system: str, *, show: bool = False) -> dict:
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   names = list(result)
-  out = [
-      "# Right answers in another form, and wrong ones that look like them",
-      "",
-      "Made by `python -m bench.verifiers.hard_answers`, of the pairs in"
-      " [tests/hard_answers.txt](../tests/hard_answers.txt): of each reference"
-      " answer several responses that a reader would accept, and several that"
+  about = (
+      "How many right answers in another form are accepted, and how many wrong"
+      " ones that look like them? Of each reference answer the pairs in"
+      " [tests/hard_answers.txt](../tests/hard_answers.txt) have several"
+      " responses that a reader would accept, and several that"
       " no reader would. A hash of the reference answer puts half of the pairs"
       " aside; the verifier was written with the other half in view. One author"
       " wrote the pairs, before the verifier was changed, and the verifier. The"
       " column `first attempt` is from before anything of the half held out"
       " was looked at; the three wrong answers accepted there, sets of the"
-      " empty set, have been mended since.",
-      "",
-  ]
+      " empty set, have been mended since."
+  )
+  out = []
   for half in HALVES:
     out.append(f"## The half {half}")
     head = results.row("class", *names)
@@ -130,10 +129,24 @@ def page(result: dict) -> list[str]:
       label = "all" if key == half else key.removeprefix(f"{half}: ")
       out.append(results.row(label, *cells))
     out.append("")
-  for name in names:
-    x = result[name]
-    out.append(f"{name}: commit {x['commit']}, {x['seconds']} s.")
-  return out
+  words = []
+  for name in (x for x in SYSTEMS if x in result):
+    right, rights, wrong, wrongs = result[name]["counts"][HALVES[-1]]
+    words.append(
+        f"{name} accepts {right} of {rights} right answers"
+        f" ({right / rights:.1%}) and {wrong} of {wrongs} wrong ones"
+    )
+  made = (
+      f"{k}: commit {x['commit']}, {x['seconds']} s." for k, x in result.items()
+  )
+  return results.document(
+      "Right answers in another form, and wrong ones that look like them",
+      f"Of the half {HALVES[-1]}, {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m bench.verifiers.hard_answers`.",
+      versions=[*made],
+  )
 
 
 def flags(parser) -> None:

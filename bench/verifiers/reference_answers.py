@@ -75,15 +75,14 @@ def graded(text: str) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
-  out = [
-      "# Reference answers graded by the verifiers",
-      "",
-      "Made by `python -m bench.verifiers.reference_answers SET@FILE ...`. A"
+  about = (
+      "Are the reference answers of data sets right answers to the verifiers? A"
       " reference answer is usable if the verifier can parse it and finds it"
       " equal to itself. The reference answer alone is then graded as a"
       " response, in a box and after `Answer:`; for code, the reference"
-      " solution is run against its tests.",
-      "",
+      " solution is run against its tests."
+  )
+  out = [
       "| set | split | kind | rows | reference answers | usable | correct |",
       "|---|---|---|---|---|---|---|",
   ]
@@ -101,7 +100,19 @@ def page(result: dict) -> list[str]:
     for form, answers in x["rejected"].items():
       shown = ", ".join(f"`{text}`" for text in answers)
       out.append(f"- {x['set']}, {form}: {shown}")
-  return [*out, "", f"Commit {result['commit']}."]
+  sets = result["sets"]
+  usable = sum(x["accepted"].get("usable", 0) for x in sets)
+  total = sum(x["answers"] for x in sets)
+  return results.document(
+      "Reference answers graded by the verifiers",
+      f"{usable:,} of {total:,} reference answers of {len(sets)} sets are"
+      f" usable ({usable / total:.2%}).",
+      about,
+      out,
+      made="Made by `python -m bench.verifiers.reference_answers SET@FILE"
+      " ...`.",
+      versions=[f"Commit {result['commit']}."],
+  )
 
 
 def flags(parser) -> None:

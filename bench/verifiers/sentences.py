@@ -90,27 +90,44 @@ def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   systems = list(hard_answers.SYSTEMS)
   head = ["texts", "of", *systems, *(f"ms a text, {x}" for x in systems)]
-  out = [
-      "# Answers in sentences",
-      "",
-      "Made by `python -m bench.verifiers.sentences --gsm8k=FOLDER`: responses"
-      " without a box, a tag or an `Answer:`, whose answer is in their last"
-      " sentence, and how many each verifier accepts. The sentences are"
+  about = (
+      "How many responses without a box, a tag or an `Answer:`, whose answer is"
+      " in their last sentence, does each verifier accept? The sentences are"
       " [tests/sentences.txt](../tests/sentences.txt), by the author of the"
       " verifier; the other texts are"
       " [GSM8K](https://github.com/openai/grade-school-math): its reference"
       " solutions, and labelled solutions of four models, all without their"
       " last line. The label of a solution is of that line: a few solutions"
-      " labelled as wrong state the right value in their last sentence.",
-      "",
-      results.row(*head),
-      "|---|" + "---|" * (len(head) - 1),
+      " labelled as wrong state the right value in their last sentence."
+  )
+  out = [results.row(*head), "|---|" + "---|" * (len(head) - 1)]
+  kinds = ("right", [k for k in result if k.startswith("sentences, r")]), (
+      "wrong",
+      [k for k in result if k.startswith("sentences, w")],
+  )
+  words = [
+      f"{system} accepts "
+      + results.joined(
+          [
+              f"{sum(result[k][system] for k in keys)} of"
+              f" {sum(result[k]['texts'] for k in keys)} {kind} ones"
+              for kind, keys in kinds
+          ]
+      )
+      for system in systems
   ]
   for name, x in result.items():
     if isinstance(x, dict):
       cells = [x[y] for y in systems] + [x[f"ms: {y}"] for y in systems]
       out.append(results.row(name, x["texts"], *cells))
-  return [*out, "", f"Commit {result['commit']}."]
+  return results.document(
+      "Answers in sentences",
+      f"Of the sentences {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m bench.verifiers.sentences --gsm8k=FOLDER`.",
+      versions=[f"Commit {result['commit']}."],
+  )
 
 
 if __name__ == "__main__":

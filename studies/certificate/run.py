@@ -83,19 +83,17 @@ def page(result: dict) -> list[str]:
       y / x for x, y in zip(result["steps"], result["spent"], strict=True)
   ]
   share, least, most = statistics.median(shares), min(shares), max(shares)
-  lines = [
-      "# What the certificate of the policy costs",
-      "",
-      "Made by `python -m studies.certificate.run`; data in `certificate.json`."
+  return results.document(
+      "What the certificate of the policy costs",
+      f"The certificate costs {share:.1%} of a step ({least:.1%} to"
+      f" {most:.1%}): {spent * 1e3:.1f} of {step * 1e3:.0f} ms (medians).",
+      "What does it cost to prove in each step that the policy is what samples?"
       f" {len(shares)} steps of `configs/dapo.py` at its default size, of a"
       " policy after 100 steps of SFT. Each program of checksums is waited for;"
-      " in a run it overlaps with other work.",
-      "",
-      f"A step takes {step * 1e3:.0f} ms, the certificate"
-      f" {spent * 1e3:.1f} ms of them (medians): {share:.1%}"
-      f" ({least:.1%} to {most:.1%}).",
-  ]
-  return [*lines, "", *results.footer(result)]
+      " in a run it overlaps with other work. Data in `certificate.json`.",
+      made="Made by `python -m studies.certificate.run`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

@@ -60,18 +60,19 @@ def measure_all(flags) -> dict:
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   known = {(x["seed"], x["precision"]): x["scores"] for x in result["runs"]}
-  out = [
-      "# The accuracy of exported precisions",
-      "",
-      f"Made by `{result['command']}`; data in `{NAME}.json`. DAPO on the"
-      f" built-in task, 30 steps, {len(result['seeds'])} seeds"
+  about = (
+      "Does a policy keep its accuracy if it is exported with fewer bits? DAPO"
+      f" on the built-in task, 30 steps, {len(result['seeds'])} seeds"
       f" ({', '.join(map(str, result['seeds']))}); 500 held-out prompts."
       " Differences from the policy as it was trained are paired by seed, with"
-      " 95% intervals (Student's t), in points.",
-      "",
+      " 95% intervals (Student's t), in points. Data in"
+      f" `{NAME}.json`."
+  )
+  out = [
       "| `export.precision` | mean@4 | difference | greedy | difference |",
       "|---|---|---|---|---|",
   ]
+  words = []
   for name in PRECISIONS:
     cells = []
     for score in SCORES:
@@ -85,8 +86,18 @@ def page(result: dict) -> list[str]:
           "the reference" if name == "same" else f"{change:+.2f} ± {half:.2f}"
       )
       cells += [f"{mean:.1%}", shown]
+    if name != "same":
+      words.append(f"{cells[1]} points in {name}")
     out.append(results.row(name, *cells))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "The accuracy of exported precisions",
+      f"The accuracy ({SCORES[0]}) of the exported policy differs from the"
+      f" trained one's by {results.joined(words)}.",
+      about,
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

@@ -69,27 +69,37 @@ def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   rows = result["rows"]
   first = _medians(next(iter(rows.values())), "timing_s/step")
-  out = [
-      "# Sampling beside learning, on two virtual devices",
-      "",
-      *results.busy(result["environment"]),
-      "Made by `python -m studies.overlap.run`: GRPO on the built-in task,"
+  about = (
+      "How much faster is a step if one device samples while the other learns?"
+      " GRPO on the built-in task,"
       f" {STEPS} steps, the first {WARMUP} left out; medians over steps, then"
       " mean (least to most) over seeds"
       f" {', '.join(str(x['seed']) for x in next(iter(rows.values())))}. Two"
       " virtual devices share the cores of one machine, which both phases fill:"
-      " little is to be gained but the work of the host.",
-      "",
+      " little is to be gained but the work of the host."
+  )
+  out = [
       "| | seconds of a step | speed | both work |",
       "|---|---|---|---|",
   ]
+  words = []
   for name, of_seeds in rows.items():
     seconds = _medians(of_seeds, "timing_s/step")
     speed = [a / b for a, b in zip(first, seconds, strict=True)]
     both = _medians(of_seeds, "perf/overlap")
     columns = (seconds, ".2f"), (speed, ".2f"), (both, ".0%")
     out.append(results.row(name, *(results.spread(*x) for x in columns)))
-  return [*out, "", *results.footer(result)]
+    words.append(f"{results.spread(speed, '.2f')} times ({name})")
+  return results.document(
+      "Sampling while learning, on two virtual devices",
+      f"The speed of a step is {results.joined(words[1:])} that of"
+      f" {next(iter(rows))}.",
+      results.busy(result["environment"]),
+      about,
+      out,
+      made="Made by `python -m studies.overlap.run`.",
+      versions=results.footer(result),
+  )
 
 
 def _medians(of_seeds: list[dict], name: str) -> list[float]:

@@ -106,16 +106,15 @@ def rows() -> list[dict]:
 
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
-  out = [
-      "# Pipeline parallelism beside fsdp x tensor, by formula",
-      "",
-      "Made by `python -m studies.pipeline.run`; nothing was run. A minibatch"
+  about = (
+      "What would pipeline stages gain and cost? Nothing was run. A minibatch"
       f" of {TOKENS:,} tokens, micro-batches of {MICRO:,} for each shard,"
       f" tensor {TENSOR}, fsdp the remaining devices of a stage. Bubble:"
       " (S - 1) / (M + S - 1). Last stage: what the others wait for its output"
       " matrix. GiB per device of an update, with full rematerialization; one"
-      " stage is today's program.",
-      "",
+      " stage is today's program."
+  )
+  out = [
       "| model | devices | stages | micro-batches | bubble | last stage | idle"
       " | GiB |",
       "|---|---|---|---|---|---|---|---|",
@@ -136,7 +135,26 @@ def page(result: dict) -> list[str]:
   for name, of in NETWORKS.items():
     few, many = gathering(*of), gathering(*of, 4 * MICRO)
     out.append(f"| {name} | {few:.1%} | {many:.1%} |")
-  return [*out, "", f"Commit {result['commit']}."]
+  words = []
+  for model in dict.fromkeys(x["model"] for x in result["rows"]):
+    of_model = [x for x in result["rows"] if x["model"] == model]
+    whole = {x["devices"]: x["gib"] for x in of_model if x["stages"] == 1}
+    idle = [x["idle"] for x in of_model if x["stages"] > 1]
+    saved = [
+        1 - x["gib"] / whole[x["devices"]] for x in of_model if x["stages"] > 1
+    ]
+    words.append(
+        f"{min(idle):.0%} to {max(idle):.0%} of the time for"
+        f" {min(saved):.0%} to {max(saved):.0%} less memory ({model})"
+    )
+  return results.document(
+      "Pipeline parallelism compared with fsdp x tensor, by formula",
+      f"With pipeline stages devices are idle {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m studies.pipeline.run`.",
+      versions=[f"Commit {result['commit']}."],
+  )
 
 
 def measure(_) -> dict:

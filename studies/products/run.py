@@ -48,14 +48,14 @@ def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
   found = result["seconds"]
   names = list(found)
-  lines = [
-      "# Matrix products of an update",
-      "",
-      "Made by `python -m studies.products.run`; float32, medians of"
-      f" {TURNS} turns of alternating systems; a turn is the minimum of 12"
+  about = (
+      "How fast are the products of XLA, relative to another library's, on two"
+      f" cores? Float32, medians of {TURNS} turns of alternating systems; a"
+      " turn is the minimum of 12"
       " calls. GFLOP/s; for attention, forward and backward, milliseconds:"
-      " `full softmax` materializes the scores of all rows and uses autodiff.",
-      "",
+      " `full softmax` materializes the scores of all rows and uses autodiff."
+  )
+  lines = [
       "| | shape | " + " | ".join(NAMES[x] for x in names) + " |",
       "|---|---|" + "---|" * len(names),
   ]
@@ -75,7 +75,27 @@ def page(result: dict) -> list[str]:
         for x in names
     ]
     lines.append(results.row(part, shape, *cells))
-  return [*lines, "", *results.footer(result)]
+  ours, *peers = names
+  words = []
+  for peer in peers:
+    ratios = [
+        statistics.median(found[peer][x]) / statistics.median(found[ours][x])
+        for x in PRODUCTS
+    ]
+    words.append(
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as fast as"
+        f" {NAMES[peer]}'s"
+    )
+  if not peers:
+    words = [f"measured for {len(PRODUCTS)} shapes, without another library"]
+  return results.document(
+      "Matrix products of an update",
+      f"The products of {NAMES[ours]} are {results.joined(words)}.",
+      about,
+      lines,
+      made="Made by `python -m studies.products.run`.",
+      versions=results.footer(result),
+  )
 
 
 def flags(parser) -> None:

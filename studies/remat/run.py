@@ -46,22 +46,32 @@ def temporary(cfg: decoder.ModelConfig) -> int:
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   head = [f"{depth} layers" for depth in DEPTHS]
-  out = [
-      "# Temporary memory against depth",
-      "",
-      "Made by `python -m studies.remat.run`: the gradient of log-probs of"
+  about = (
+      "How does the memory of a gradient grow with the number of layers? The"
+      " gradient of log-probs of"
       f" {ROWS} packed rows of {LENGTH} tokens, width {CFG.width}, fp32,"
       f" compiled for one device of kind {result['device']}, jax"
       f" {result['jax']}; nothing ran. MiB of temporary buffers, without"
-      " parameters and gradients.",
-      "",
+      " parameters and gradients."
+  )
+  out = [
       "| `model.remat` | " + " | ".join(head) + " |",
       "|---" * (1 + len(DEPTHS)) + "|",
   ]
+  words = []
   for remat in REMAT:
-    sizes = (result["bytes"][remat][str(depth)] for depth in DEPTHS)
+    sizes = [result["bytes"][remat][str(depth)] for depth in DEPTHS]
+    words.append(f"{sizes[-1] / sizes[0]:.1f} times with `{remat}`")
     out.append(results.row(remat, *(f"{x / 2**20:.1f}" for x in sizes)))
-  return [*out, "", f"Commit {result['commit']}."]
+  return results.document(
+      "Temporary memory against depth",
+      f"From {DEPTHS[0]} to {DEPTHS[-1]} layers the temporary memory of a"
+      f" gradient grows {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m studies.remat.run`.",
+      versions=[f"Commit {result['commit']}."],
+  )
 
 
 def measure(_) -> dict:

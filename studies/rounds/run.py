@@ -77,14 +77,14 @@ def read(name: str, seed: int) -> dict:
 def page(result: dict) -> list[str]:
   """The tables in Markdown."""
   numbers = functools.partial(seeds.spread, share=False)
-  out = [
-      "# Rounds: learning from the policy's own samples",
-      "",
-      "Made by `python -m studies.rounds.run`; data in `rounds.json`. Held-out"
+  about = (
+      "How much does each round of training on the policy's own samples add?"
+      " Data in `rounds.json`. Held-out"
       " accuracy after each round on 1,000 prompts, 4 samples each at"
       " temperature 1: mean over seeds ± half the width of its 95% interval,"
-      " and least to most. Round 0 is the SFT that all rounds start from.",
-  ]
+      " and least to most. Round 0 is the SFT that all rounds start from."
+  )
+  out, words = [], []
   for name in ROWS:
     every = [x for x in result["runs"] if x["name"] == name]
     if not every:
@@ -92,8 +92,18 @@ def page(result: dict) -> list[str]:
     pairs = every[0]["steps"]
     more = "pairs that the model predicts" if pairs else "correct samples"
     of_seeds = ", ".join(str(x["seed"]) for x in every)
+    last = min(len(x["rows"]) for x in every) - 1
+    first, end = (
+        seeds.spread([x[COLUMNS[0]][i] for x in every]).partition(" (")[0]
+        for i in (0, last)
+    )
+    plural = "s" * (len(every) > 1)
+    words.append(
+        f"{name} from {first} to {end} in {last} round{'s' * (last > 1)}"
+        f" ({len(every)} seed{plural})"
+    )
     out += [
-        "",
+        *([""] if out else []),
         f"## `configs/{name}.py`, seeds {of_seeds}",
         "",
         f"| round | seeds | {' | '.join(COLUMNS)} | length | rows | {more} |",
@@ -115,7 +125,15 @@ def page(result: dict) -> list[str]:
       else:
         cells += ["", ""]
       out.append(results.row(i, *cells))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "Rounds: learning from the policy's own samples",
+      f"Held-out accuracy ({COLUMNS[0]}) of all seeds goes with"
+      f" {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m studies.rounds.run`.",
+      versions=results.footer(result),
+  )
 
 
 def flags(parser) -> None:

@@ -238,15 +238,15 @@ def page(result: dict) -> list[str]:
   def of_steps(name, metric, reduce=statistics.mean, steps=slice(None)):
     return [reduce([x[metric] for x in runs[s][name][steps]]) for s in seeds]
 
-  lines = [
-      "# Routing of a mixture of experts, in the sampler and in the trainer",
-      "",
-      "Made by `python -m studies.routing.run`; data in `routing.json`."
+  about = (
+      "Do sampler and trainer choose the same experts, and does replaying the"
+      " sampler's choice help? Data in `routing.json`."
       f" {CFG.layers} layers, {CFG.experts} experts of which a token uses"
       f" {CFG.experts_per_token}; {STEPS} steps of GRPO (bfloat16: the"
       f" first of them), {BATCH} responses each. Seeds"
-      f" {', '.join(seeds)}: mean (minimum to maximum).",
-      "",
+      f" {', '.join(seeds)}: mean (minimum to maximum)."
+  )
+  lines = [
       "## Log-probs of the sampler against those of the trainer",
       "",
       "The trainer computes in float32, the sampler with the weights of the"
@@ -261,6 +261,7 @@ def page(result: dict) -> list[str]:
       " beyond | KL |",
       "|---|---|---|---|---|---|---|",
   ]
+  words = []
   for name in RUNS:
     if RUNS[name][1]:
       continue
@@ -296,7 +297,21 @@ def page(result: dict) -> list[str]:
         results.spread(of_steps(name, "entropy", steps=last), ".3f"),
     ]
     lines.append(results.row(name, *cells))
-  return [*lines, "", *results.footer(result)]
+    words.append(f"{cells[1]} ({name})")
+  kl = [
+      statistics.mean(of_steps("int8", f"{which}_kl"))
+      for which in ("own", "replay")
+  ]
+  return results.document(
+      "Routing of a mixture of experts, in the sampler and in the trainer",
+      "With int8 weights replay changes the KL of sampler and trainer from"
+      f" {kl[0]:.1e} to {kl[1]:.1e} nats per token; the accuracy at the end is"
+      f" {results.joined(words)}.",
+      about,
+      lines,
+      made="Made by `python -m studies.routing.run`.",
+      versions=results.footer(result),
+  )
 
 
 def measure(_) -> dict:

@@ -130,12 +130,11 @@ def page(result: dict) -> list[str]:
   def over_seeds(found, name, form):
     return results.spread([x[name] for x in found], form)
 
+  about = (
+      "Does training suffer if the sampler rounds? Data in"
+      f" `sampler_weights.json`. Seeds {numbers}: mean (minimum to maximum)."
+  )
   out = [
-      "# Rollouts with rounded weights, keys and values",
-      "",
-      "Made by `python -m studies.sampler_weights.run`; data in"
-      f" `sampler_weights.json`. Seeds {numbers}: mean (minimum to maximum).",
-      "",
       f"## GRPO, {STEPS} steps, rollouts in each precision",
       "",
       "Held-out accuracy, mean of 4 samples of 1,000 prompts, evaluated without"
@@ -145,6 +144,7 @@ def page(result: dict) -> list[str]:
       "| rollout.weights, cache | before RL | after | KL | gap |",
       "|---|---|---|---|---|",
   ]
+  words = []
   for name in ROWS:
     found = [x for x in result["runs"] if x["name"] == name]
     cells = [
@@ -154,6 +154,7 @@ def page(result: dict) -> list[str]:
         f"{max(x['gap'] for x in found):.1e}",
     ]
     out.append(results.row(name, *cells))
+    words.append(f"{cells[1]} with {name}")
   count = min(x["tokens"] for x in result["policies"])
   out += [
       "",
@@ -174,7 +175,14 @@ def page(result: dict) -> list[str]:
         over_seeds(found, "beyond", ".1e"),
     ]
     out.append(results.row(precision, *cells))
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "Rollouts with rounded weights, keys and values",
+      f"After {STEPS} steps the accuracy is {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m studies.sampler_weights.run`.",
+      versions=results.footer(result),
+  )
 
 
 def measure_all(_) -> dict:

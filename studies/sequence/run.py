@@ -54,22 +54,23 @@ def compiled(mesh: dict[str, int]) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
-  out = [
-      "# Context parallelism: 20k tokens of a 32B model",
-      "",
-      "Made by `python -m studies.sequence.run`: an update of Qwen2.5-32B in"
+  about = (
+      "How much memory does `mesh.sequence` save for long rows? An update of"
+      " Qwen2.5-32B in"
       f" packed rows of {PROMPT} + {LENGTH - PROMPT} tokens, one for each data"
       f" x fsdp, compiled ahead of time for {KIND} {PLACE}; nothing was run."
       " AdamW with fp32 parameters and moments, bfloat16 products, full"
       " rematerialization. GiB per device: peak of the update with all that the"
       " run holds beside, by formula / compiled; of it what is not parameters"
       " and moments, compiled. Collectives as in"
-      " [slices.md](../../results/slices.md).",
-      "",
+      " [slices.md](../../results/slices.md)."
+  )
+  out = [
       "| fsdp x sequence x tensor | attention | peak | of it activations,"
       " gradients | collectives | compile, CPU s |",
       "|---|---|---|---|---|---|",
   ]
+  words = []
   for x in result["rows"]:
     rest = (x["peak"] - x["held"]) / slices.GIB if "peak" in x else None
     sent = ", ".join(
@@ -80,9 +81,20 @@ def page(result: dict) -> list[str]:
     cells += [f"{x['formula'] / slices.GIB:.1f} / {slices.peak_of(x)}"]
     cells += [f"{rest:.1f}" if rest else "-", sent or "-", x["cpu_seconds"]]
     out.append(results.row(*cells))
+    words.append(
+        f"{slices.peak_of(x)} GiB per device with fsdp x sequence x tensor"
+        f" {cells[0]}"
+    )
   made = [f"{x} {result[x]}" for x in ("jax", "libtpu", "commit")]
   made += filter(None, [result.get("note")])
-  return [*out, "", f"{'; '.join(made)}."]
+  return results.document(
+      "Context parallelism: 20k tokens of a 32B model",
+      f"Compiled, the update peaks at {results.joined(words)}.",
+      about,
+      out,
+      made="Made by `python -m studies.sequence.run`.",
+      versions=[f"Versions: {'; '.join(made)}."],
+  )
 
 
 def measure(_) -> dict:

@@ -70,19 +70,19 @@ def measure(name: str, width: int, new: int, rows: int) -> dict:
 
 def page(result: dict) -> list[str]:
   """The table in Markdown."""
-  out = [
-      "# The start of a turn: read again, or kept",
-      "",
-      *results.busy(result["environment"]),
-      f"Made by `{result['command']}`; data in `{NAME}.json`. Milliseconds a"
+  about = (
+      "How much sooner does a turn start if the cache of the turns before is"
+      f" kept? Data in `{NAME}.json`. Milliseconds a"
       " row until the next token can be drawn: prompt and response are read"
       " again, or the observation alone, behind the cache that was kept."
-      f" Medians of {REPEATS}, least to most; the ratio is that of medians.",
-      "",
+      f" Medians of {REPEATS}, least to most; the ratio is that of medians."
+  )
+  out = [
       "| model | tokens so far | of the observation | again | kept | ratio |"
       " MiB a row |",
       "|---" * 7 + "|",
   ]
+  ratios = []
   for x in result["cases"]:
     times = x["milliseconds"]
     again, kept = (statistics.median(times[way]) for way in times)
@@ -94,7 +94,17 @@ def page(result: dict) -> list[str]:
     cells = [x["model"], str(x["tokens"]), str(x["new"]), *cells]
     cells += [f"{again / kept:.1f}", f"{x['mib']:.2f}"]
     out.append(results.row(*cells))
-  return [*out, "", *results.footer(result)]
+    ratios.append(again / kept)
+  return results.document(
+      "The start of a turn: read again, or kept",
+      f"With the cache kept, a turn starts {min(ratios):.1f} to"
+      f" {max(ratios):.1f} times as fast as with everything read again.",
+      results.busy(result["environment"]),
+      about,
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def measure_all(_) -> dict:
