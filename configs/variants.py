@@ -243,18 +243,6 @@ def add(c) -> None:
       # Matrices with factors.
       targets=field("q,k,v,o,gate,up,down", needs="lora.rank"),
   )
-  c.reward_model = section(  # --stage=reward_model
-      "reward_model",
-      steps=number(300, low=1),
-      batch=number(64, low=1),  # pairs
-      lr=rate(1e-3),
-      schedule=choice("cosine", "constant", "linear"),
-      chosen="",  # style:weight of correct responses; '' is any
-      rejected="",  # style:weight of incorrect responses
-      evaluate_pairs=number(1000, low=1),  # held out
-      samples=path(),  # sources of pairs: of --stage=generate, or ratings
-      init=path(),  # a reward model that goes on learning; '' is the policy
-  )
   c.serve = section(  # --stage=serve
       "serve",
       host="127.0.0.1",  # beyond this machine a key is needed: docs/serving.md

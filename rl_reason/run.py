@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.checks import (
     config_facts,
     machine_checks,
@@ -32,7 +32,7 @@ STAGES = {
     "all": "rl_reason.stages.learn:run",
     "sft": "rl_reason.stages.learn:run",
     "value": "rl_reason.stages.learn:run",
-    "reward_model": "rl_reason.stages.learn:run",
+    **dict.fromkeys(feature.stages(), "rl_reason.stages.learn:run"),
     "prepare": "rl_reason.stages.prepare:run",
     "evaluate": "rl_reason.stages.evaluate:run",
     "export": "rl_reason.stages.export:run",
@@ -47,7 +47,7 @@ CHECKS = {
     "serve": "rl_reason.serve.requirements:check",
 }
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
-TRAINS = ("all", "sft", "value", "reward_model")
+TRAINS = ("all", "sft", "value", *feature.stages())
 # These need only a work directory.
 FINISHED = ("evaluate", "export", "serve", "replay")
 # Stage -> the folder of the work directory that it writes to. A run may be

@@ -85,7 +85,6 @@ FILES = {
         ({"reward.timeout": 1.0}, "does nothing without reward.functions"),
         ({"reward.executor": "process"}, "does nothing without reward.func"),
         ({"reward.outcome.args.correct_long": 1.0}, "correctness takes no arg"),
-        ({"reward_model.chosen": "x:1"}, "'x' is none of arithmetic's styles"),
         ({"kl.kind": "k3"}, "kl.kind = 'k3': does nothing without kl.coef"),
         ({"kl.kind": "k1", "kl.coef": 0.1}, "has no expected gradient"),
         ({"kl.place": "reward"}, "kl.place = 'reward': does nothing without"),
@@ -506,13 +505,11 @@ def test_devices_that_only_sample(rollout, axes, words):
 
 def test_batches_of_stages_that_do_not_run_are_not_split():
   c = base.arithmetic()
-  c.sft.batch, c.reward_model.batch = 3, 5
+  c.sft.batch = 3
   with pytest.raises(errors.ConfigError, match="sft.batch = 3: 3 rows"):
     machine_checks.devices(c, 2)
   c.sft.steps = c.sft.habits.steps = 0
   machine_checks.devices(c, 4)
-  with pytest.raises(errors.ConfigError, match="reward_model.batch = 5: 10"):
-    machine_checks.devices(c, 4, "reward_model")
 
 
 def test_programs_are_refused_where_nothing_contains_them(monkeypatch):

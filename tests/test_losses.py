@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import kl as kl_lib
-from rl_reason.stages import reward_model
 
 KINDS = ["k1", "k2", "k3", "k3_unbiased", "abs"]
 
@@ -216,39 +215,3 @@ def test_wrong_kinds_and_shapes():
   assert public(kl_lib) == names
   with pytest.raises(ValueError, match="kl kind 'k4': one of k1, k2, k3"):
     kl_lib.estimate("k4", jnp.zeros((1, 1)), jnp.zeros((1, 1)))
-
-
-def test_bradley_terry_by_hand():
-  """log 2 at a tie; log(1 + e^-d) else, finite however wrong."""
-  chosen_B = jnp.array([1.0, 2.0, 0.0, -500.0])
-  rejected_B = jnp.array([1.0, 0.0, 2.0, 500.0])
-  got = reward_model.bradley_terry(chosen_B, rejected_B)
-  wanted = [np.log(2), np.log1p(np.exp(-2)), np.log1p(np.exp(2)), 1000]
-  np.testing.assert_allclose(got, wanted, rtol=1e-6)
-  grad_B = jax.grad(lambda x: reward_model.bradley_terry(x, rejected_B).sum())(
-      chosen_B
-  )
-  np.testing.assert_allclose(
-      grad_B, [-0.5, -1 / (1 + np.exp(2)), -1 / (1 + np.exp(-2)), -1], rtol=1e-5
-  )
-
-
-def test_agreement_by_hand():
-  """Confidences 1/2, .731, .731, .881; a tie counts as half correct."""
-  margin_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-  values = reward_model.agreement(margin_N)
-  assert values["accuracy"] == pytest.approx(2.5 / 4)
-  one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
-  error = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
-  assert values["calibration_error"] == pytest.approx(error)
-  nll = np.mean(np.log1p(np.exp(-margin_N)))
-  assert values["nll"] == pytest.approx(nll, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("margin", "accuracy", "error"), [(40.0, 1, 0), (-40.0, 0, 1)]
-)
-def test_a_confident_model_is_calibrated_if_correct(margin, accuracy, error):
-  values = reward_model.agreement(np.full(10, margin))
-  assert values["accuracy"] == accuracy
-  assert values["calibration_error"] == pytest.approx(error, abs=1e-3)

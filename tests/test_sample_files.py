@@ -98,12 +98,12 @@ def test_pairs_may_be_rejected_for_having_no_end(tmp_path):
 
 def test_pairs_of_a_prompt_are_learned_or_held_out():
   rows = [(f"{i % 25}=", "a", str(i)) for i in range(50)]
-  (learned,), (held,) = sample_files.split([rows])
+  (learned,), (held,) = sample_files.split("sft.samples", [rows])
   assert sorted(learned + held) == sorted(rows)
   assert not {x[0] for x in learned} & {x[0] for x in held}
   assert len({x[0] for x in held}) == 3
   with pytest.raises(DataError, match="too few prompts"):
-    sample_files.split([rows[:1]])
+    sample_files.split("sft.samples", [rows[:1]])
 
 
 def test_batches_have_the_shares_of_the_weights():

@@ -37,7 +37,8 @@ def tiny_config():
   c.sft.batch = 16
   c.sft.update(steps=3, threshold=0.0)
   c.sft.habits.update(steps=3)
-  c.reward_model.update(steps=2, batch=8, evaluate_pairs=8)
+  if "reward_model" in c:  # a feature
+    c.reward_model.update(steps=2, batch=8, evaluate_pairs=8)
   c.rollout.update(batch=32, group_size=4)
   c.updates.update(minibatches=1)
   c.dynamic_sampling.update(enabled=True, max_rounds=2)

@@ -72,6 +72,31 @@ class Part:
     """Goes on from what was saved."""
 
 
+class Stage(NamedTuple):
+  """A stage of --stage that trains after SFT, from the policy of SFT.
+
+  It has the name of the section of its fields, and of its checkpoints.
+
+  Attributes:
+    run: 'module:function' of the config, a `session.Session` and the parameters
+      of SFT; returns parameters.
+    about: what it does, for --help.
+    rate: the field of its learning rate.
+    policy: whether it returns a policy, as --stage=all does, and no other
+      network.
+    rows: the config -> numbers of rows that the devices that learn share
+      evenly, by field.
+    other_names: what users call it.
+  """
+
+  run: str
+  about: str
+  rate: str
+  policy: bool = False
+  rows: Callable[[Any], dict[str, int]] = lambda c: {}
+  other_names: tuple[str, ...] = ()
+
+
 class Evaluating(NamedTuple):
   """What --stage=evaluate has before its first checkpoint.
 
@@ -190,6 +215,8 @@ class Declaration:
     shown: fields -> what the report says of their value, if it is set.
     other_names: names of other libraries -> its fields.
     remedies: names of alerts -> what its fields may do about them.
+    stages: further stages that train, by name.
+    smoke: fields -> their largest values in FILE:smoke.
     free: its fields, which a run may resume with other values of.
     readers: fields with a text of a form of its own -> what reads the text of a
       config, and a field without a fault that this needs, or ''; see
@@ -205,6 +232,8 @@ class Declaration:
   shown: Mapping[str, str] = {}
   other_names: Mapping[str, str] = {}
   remedies: Mapping[str, str] = {}
+  stages: Mapping[str, Stage] = {}
+  smoke: Mapping[str, float] = {}
   free: tuple[str, ...] = ()
   readers: Mapping[str, tuple[Callable[[Any], Any], str]] = {}
 
@@ -317,6 +346,11 @@ class Declaration:
       ConfigError: one of the policies cannot be evaluated.
     """
     return []
+
+
+def stages() -> dict[str, Stage]:
+  """The stages that features bring, by name."""
+  return _joined({**one.stages} for one in features.declared())
 
 
 def used(c: Any) -> list[Declaration]:

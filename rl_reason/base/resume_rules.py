@@ -133,8 +133,6 @@ MOVABLE = (
     "critic.path",
     "sft.reuse",
     "sft.samples",
-    "reward_model.samples",
-    "reward_model.init",
     "reward.functions",
     "critic.reuse",
     "kl.reference",

@@ -1,6 +1,6 @@
 """Resumable stages: checkpoints of training loops, which survive a kill.
 
-SFT, the reward model, value pretraining and RL use the same frame:
+SFT, value pretraining, RL and stages of features use the same frame:
 
     if stage.restore(state) and state.complete: ...      # found, resumed
     with stage.running("SFT", total, state, flush):      # saves when stopped
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from rl_reason.base import feature
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.base.resume_rules import differences
 from rl_reason.base.structs import TrainState, Tree
@@ -34,9 +35,10 @@ from rl_reason.monitoring.health import why_not_finite
 from rl_reason.monitoring.run_log import FILES, Log
 
 # Stage -> later stages, which start from its result.
+_AFTER_SFT = (*feature.stages(), "value", "rl")
 FOLLOWED_BY = {
-    "sft": ("habits", "reward_model", "value", "rl"),
-    "habits": ("reward_model", "value", "rl"),
+    "sft": ("habits", *_AFTER_SFT),
+    "habits": _AFTER_SFT,
     "value": ("rl",),
 }
 
@@ -48,7 +50,7 @@ RATES = {
     "policy": "optimizer.lr",
     "critic": "critic.lr",
     "value": "critic.lr",
-    "reward_model": "reward_model.lr",
+    **{name: x.rate for name, x in feature.stages().items()},
 }
 
 

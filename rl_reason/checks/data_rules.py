@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rl_reason import environments, features, tasks, verifiers
 from rl_reason.base.config import at
@@ -35,9 +35,13 @@ def task(c) -> Iterator[Rule]:
     yield "sft.difficulties", (
         "of problems that SFT draws from a task; here SFT reads rows: set ()"
     )
-  mixtures = "sft.mixture", "sft.habits.mixture"
-  pairs = "reward_model.chosen", "reward_model.rejected"
-  for name in (x for x in mixtures + pairs if at(c, x)):
+  yield from styles(c, ("sft.mixture", "sft.habits.mixture"))
+
+
+def styles(c, names: Sequence[str]) -> Iterator[Rule]:
+  """Fields with styles and weights, which the task defines."""
+  found = tasks.get(c.task.name)
+  for name in (x for x in names if at(c, x)):
     for style in config_facts.mixture(at(c, name)) if found.STYLES else ():
       if style not in found.STYLES:
         yield name, (
@@ -209,7 +213,7 @@ def repositories(c) -> Iterator[Rule]:
     yield "export.push_to", "must be 'owner/name' of a repository on the hub"
   pinned = config_facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
-  texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
+  texts = [c.data.train, c.data.evaluate, c.sft.samples]
   texts += [at(c, x) for one in features.declared() for x in one.sources]
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}

@@ -17,8 +17,8 @@ from rl_reason.base.config import at
 from rl_reason.checks import config_facts, prompt_lengths, relations, rules
 from rl_reason.checks.rules import Faults, Rule
 
+TRAINS = ("all", "sft", "value", *feature.stages())
 # Stage -> uses of data whose rows the stage reads.
-TRAINS = "all", "sft", "value", "reward_model"
 USES: dict[str, tuple[str, ...]] = {"evaluate": ("evaluate",)}
 USES |= dict.fromkeys((*TRAINS, "prepare"), ("evaluate", "train"))
 

@@ -131,16 +131,16 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   for one in feature.used(c):
     sampled |= one.shared(c)
     groups |= one.shared(c).keys()
-  pairs = c.reward_model.batch if stage == "reward_model" else 0
   learned = {
       "sft.batch": c.sft.batch if sft_steps(c) else 0,
-      "reward_model.batch": 2 * pairs,
       "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
       "generate.batch": c.generate.batch,
   }
   for one in feature.used(c):
     learned |= one.learned(c)
+  if of_feature := feature.stages().get(stage):
+    learned |= of_feature.rows(c)
   # Value pretraining and evaluations sample with the devices that learn.
   shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)

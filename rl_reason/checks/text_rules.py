@@ -80,14 +80,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "evaluate.tasks": lambda c: evaluation_tasks.parse(c.evaluate.tasks),
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": config_facts.revisions,
-    **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
-    **{
-        x: _mixture(x)
-        for x in (
-            *("sft.mixture", "sft.habits.mixture"),
-            *("reward_model.chosen", "reward_model.rejected"),
-        )
-    },
+    "sft.samples": _samples("sft.samples"),
+    **{x: _mixture(x) for x in ("sft.mixture", "sft.habits.mixture")},
 }
 # What a reader also needs; its field is not read if that is faulty.
 NEEDS = {"environment.name": "task.name"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from absl import flags
 
 import rl_reason
+from rl_reason.base import feature
 from rl_reason.checks import presets
 
 # Stage of `main.STAGES` -> what it does.
@@ -16,7 +17,7 @@ STAGES: Mapping[str, str] = {
     " before and after, and a report",
     "sft": "SFT alone",
     "value": "SFT, and the pretraining of a critic",
-    "reward_model": "SFT, and a reward model",
+    **{name: x.about for name, x in feature.stages().items()},
     "prepare": "reads and checks the rows of data files; trains nothing",
     "evaluate": "evaluates checkpoints of a run, or other models",
     "export": "writes a checkpoint for transformers and vLLM",
@@ -45,8 +46,12 @@ _OTHER_NAMES = {
     "memory": "size",
     "plot": "report",
     "compare": "report",
-    "rm": "reward_model",
     "finetune": "sft",
+    **{
+        other: name
+        for name, x in feature.stages().items()
+        for other in x.other_names
+    },
 }
 _HELP = ("-h", "--h", "-help", "--help", "--helpfull", "--helpshort", "help")
 _VERSION = ("-v", "-V", "-version", "--version", "version")

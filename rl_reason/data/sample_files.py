@@ -1,8 +1,7 @@
 """Files of samples to learn from: results of --stage=generate, and ratings.
 
-`sft.samples` and `reward_model.samples` list sources as `data.train` does. They
-work with any task: a prompt is used unchanged, as text or as the turns of a
-chat.
+Fields such as `sft.samples` list sources as `data.train` does. They work with
+any task: a prompt is used unchanged, as text or as the turns of a chat.
 """
 
 import collections
@@ -151,11 +150,12 @@ def rendered(prompt: Any, tok) -> str:
 
 
 def split(
+    field: str,
     parts: list[list[Texts]],
 ) -> tuple[list[list[Texts]], list[list[Texts]]]:
   """Splits rows into training rows and held-out rows, by a hash of the prompt.
 
-  One prompt in HELD_OUT is held out.
+  One prompt in HELD_OUT is held out. `field` names the sources, for messages.
 
   Raises:
     DataError: a source has too few prompts.
@@ -171,8 +171,8 @@ def split(
   )
   if not all(learned):
     raise datasets.DataError(
-        "reward_model.samples: a source has pairs of too few prompts, of which"
-        " one in ten is held out; raise generate.prompts"
+        f"{field}: a source has pairs of too few prompts, of which one in ten"
+        " is held out; raise generate.prompts"
     )
   return learned, held
 

@@ -18,6 +18,7 @@ FEATURES = (
     "published_protocols",
     "perturbed_questions",
     "compared_evaluations",
+    "reward_model_stage",
 )
 
 

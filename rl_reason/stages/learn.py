@@ -1,4 +1,4 @@
-"""The stages that train: SFT, then a reward model, or value pretraining and RL.
+"""The stages that train: SFT, then value pretraining and RL, or another stage.
 
 Once RL has a checkpoint, SFT and value pretraining are over. If one of their
 checkpoints is damaged or gone by then, they must not start again: that would
@@ -6,8 +6,10 @@ cost hours, and cut the lines that RL has logged since.
 """
 
 import functools
+import pkgutil
 from collections.abc import Callable
 
+from rl_reason.base import feature
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
@@ -15,7 +17,6 @@ from rl_reason.checks import config_facts
 from rl_reason.stages import (
     compile_ahead,
     initial_state,
-    reward_model,
     rl,
     sft,
     trained_parameters,
@@ -32,7 +33,7 @@ Start = tuple[Tree | None, Tree | None, dict[str, float] | None]
 def run(c, session: Session, stage: str) -> Tree | None:
   """Runs or resumes the stages up to one; returns the parameters of the policy.
 
-  `stage` is 'sft', 'reward_model', 'value' or 'all'.
+  `stage` is 'sft', 'value', 'all' or one of `feature.stages`.
   """
   model, output, found = session.model, session.output, None
   pretrain = functools.partial(value.run, c, session)
@@ -44,8 +45,9 @@ def run(c, session: Session, stage: str) -> Tree | None:
     update = compile_ahead.policy_update(c, model, output.display)
   if found is None:
     params = sft.run(c, session)
-    if stage == "reward_model":
-      reward_model.run(c, session, params)
+    if of_feature := feature.stages().get(stage):
+      trained = pkgutil.resolve_name(of_feature.run)(c, session, params)
+      params = trained if of_feature.policy else params
     elif stage != "sft" and config_facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:

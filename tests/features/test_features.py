@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import types
 
 import feature_fields
 import pytest
@@ -12,6 +13,7 @@ from import_graph import ROOT, graph
 from rl_reason import features
 from rl_reason.base import feature, fields
 from rl_reason.base.fields import FIELDS
+from rl_reason.stages import learn
 
 PACKAGE = ROOT / "rl_reason"
 CORE = [
@@ -101,10 +103,29 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   assert feature.Part().inputs(None) == feature.Part().arrays() == {}
 
 
+def further(c, session, params):
+  """A stage that a feature might bring."""
+  return [*params, session.model]
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_a_stage_of_a_feature_trains_after_sft(monkeypatch, policy):
+  """Its result may be the policy."""
+  one = feature.Stage(f"{__name__}:further", "", "further.lr", policy=policy)
+  monkeypatch.setattr(feature, "stages", lambda: dict(further=one))
+  monkeypatch.setattr(learn.sft, "run", lambda c, session: ["sft"])
+  rl = types.SimpleNamespace(checkpoints=types.SimpleNamespace(steps=list))
+  monkeypatch.setattr(learn, "open_stage", lambda *_: rl)
+  session = types.SimpleNamespace(model="model", output=None)
+  found = learn.run(None, session, "further")
+  assert found == (["sft", "model"] if policy else ["sft"])
+
+
 def test_every_field_of_a_feature_has_a_need_or_turns_it_on():
   off = (0, False, "", (), "none", "fixed")
   for name in feature_fields.of(features.FEATURES):
-    assert fields.needs(name) or FIELDS[name].default in off, name
+    of_stage = name.partition(".")[0] in feature.stages()  # read by it alone
+    assert of_stage or fields.needs(name) or FIELDS[name].default in off, name
 
 
 # The line is removed, and the folder cannot be imported.

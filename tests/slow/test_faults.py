@@ -12,7 +12,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.checkpointing import resumable
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import health
-from rl_reason.stages import build_step, interim, reward_model, rl, sft, value
+from rl_reason.stages import build_step, interim, rl, sft, value
 from rl_reason.tasks import arithmetic
 
 pytestmark = pytest.mark.slow
@@ -252,22 +252,3 @@ def test_value_pretraining_whose_verifier_raises(tmp_path, monkeypatch):
   assert all(x["train/verifier_failures"] > 0 for x in lines)
   warnings = [x for x in said if "Failures of the verifier: " in x]
   assert len(warnings) == 1 and warnings[0].startswith("warning: step 1: ")
-
-
-def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
-  session = tiny_session.make_session(
-      tmp_path,
-      reward_model__steps=4,
-      rl__max_steps_without_update=2,
-      log__sft_every=1,
-  )
-  monkeypatch.setattr(
-      reward_model, "bradley_terry", lambda a_B, b_B: (a_B - b_B) * np.nan
-  )
-  with jax.set_mesh(session.mesh):
-    policy = tiny_session.random_params(session)
-    with pytest.raises(RunError, match="reward model.*Step 2: gradients"):
-      call(reward_model.run, session, policy)
-  lines = tiny_session.logged(tmp_path)
-  assert [x["reward_model/update_skipped"] for x in lines] == [1, 1]
-  assert not (tmp_path / "export").exists()

@@ -5,11 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_reward_model import trained
+from test_reward_model_runs import trained
 from tiny_session import call
 
+from rl_reason.features.reward_model_stage import reward_model
 from rl_reason.models import critic
-from rl_reason.stages import optimizers, reward_model
+from rl_reason.stages import optimizers
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow

@@ -197,7 +197,7 @@ def pairs(
       pairs=True,
       revisions=config_facts.revisions(c),
   )
-  parts, held_out = sample_files.split(parts)
+  parts, held_out = sample_files.split("reward_model.samples", parts)
   if evaluation:
     parts, weights = [[x for part in held_out for x in part]], [1.0]
   seed = host_seed(c.seed, f"samples of pairs {evaluation}")

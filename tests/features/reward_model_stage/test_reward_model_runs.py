@@ -15,12 +15,12 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Rollouts
 from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.devices import sharding
+from rl_reason.features.reward_model_stage import reward_model
 from rl_reason.models import critic
 from rl_reason.stages import (
     classifier,
     demonstrations,
     interim,
-    reward_model,
     rl,
     scorer,
     sft,
@@ -254,3 +254,22 @@ def test_it_keeps_a_rule_of_a_constitution(trained, tmp_path):
   np.testing.assert_allclose(found_B, kept_B, rtol=1e-4)
   share = rewards.counts()["reward/rules/kept/a"]
   np.testing.assert_allclose(share, kept_B.mean(), rtol=1e-4)
+
+
+def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
+  session = tiny_session.make_session(
+      tmp_path,
+      reward_model__steps=4,
+      rl__max_steps_without_update=2,
+      log__sft_every=1,
+  )
+  monkeypatch.setattr(
+      reward_model, "bradley_terry", lambda a_B, b_B: (a_B - b_B) * np.nan
+  )
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
+    with pytest.raises(RunError, match="reward model.*Step 2: gradients"):
+      call(reward_model.run, session, policy)
+  lines = tiny_session.logged(tmp_path)
+  assert [x["reward_model/update_skipped"] for x in lines] == [1, 1]
+  assert not (tmp_path / "export").exists()
