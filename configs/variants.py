@@ -112,11 +112,6 @@ def add(c) -> None:
           *("none", "rewards", "potentials"),
           needs="reward.functions",
       ),
-      # Of the scores of reward models in training; running: (score - mean) /
-      # std of all scores of the run so far.
-      model_scale=choice("none", "running", needs="a reward model"),
-      # Bound of such a score, in standard deviations; 0 is off.
-      model_clip=number(5.0, low=0, needs="reward.model_scale"),
       # Of functions; reward.workers: how many.
       executor=choice("thread", "process", needs="reward.functions"),
       # Seconds of one call of a function.

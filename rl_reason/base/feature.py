@@ -299,6 +299,13 @@ class Declaration:
     """The shapes of `Part.beside`, by functions of `compile_ahead`."""
     return None
 
+  def scale(self, c: Any, term: Any) -> Any:
+    """What scales the scores of a reward model in training, or None.
+
+    `term` is of the reward; `reward_runner.Rewards` says what this is.
+    """
+    return None
+
   def collector(
       self, c: Any, shards: int
   ) -> tuple[type, dict[str, Any]] | None:
@@ -356,6 +363,11 @@ def stages() -> dict[str, Stage]:
 def used(c: Any) -> list[Declaration]:
   """The features that a config asks for."""
   return [one for one in features.declared() if one.used(c)]
+
+
+def scale(c: Any, term: Any) -> Any:
+  """`Declaration.scale` of the first feature that has one, or None."""
+  return _first(one.scale(c, term) for one in used(c))
 
 
 def start(c: Any, loop: Loop) -> Part:

@@ -25,7 +25,6 @@ from rl_reason import tasks
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import NO_SCORE, Array, Rollouts, Steps
 from rl_reason.collect import grading
-from rl_reason.collect.running_scores import RunningScores
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, threads
 from rl_reason.tasks.reward_functions import (
@@ -403,8 +402,10 @@ class Rewards:
     models: the reward models by name.
     by_step: whether rewards of steps are kept; else a step counts in the score
       of its response only.
-    running: the running statistics of reward models by name, which standardise
-      their scores in training; evaluations report raw scores.
+    scales: what scales the scores of reward models in training, by their names:
+      a function of scores [B] and whether a row is a response [B], with
+      `metrics`, `reset` for the next step, `get_state` and `set_state`;
+      evaluations report raw scores.
     by_verdict: whether the verdict on a response is part of its reward.
   """
 
@@ -414,34 +415,34 @@ class Rewards:
       runner: RewardRunner,
       models: dict[str, Model],
       by_step: bool = False,
-      running: Mapping[str, RunningScores] = types.MappingProxyType({}),
+      scales: Mapping[str, Any] = types.MappingProxyType({}),
       by_verdict: bool = True,
   ):
     self.terms, self.runner, self._models = tuple(terms), runner, models
-    self.by_step, self._running = by_step, running
+    self.by_step, self._scales = by_step, scales
     self._by_verdict = by_verdict
 
   def start_step(self) -> None:
     """Begins the counts of the next training step."""
     self.runner.reset()
-    for running in self._running.values():
-      running.reset()
+    for scale in self._scales.values():
+      scale.reset()
 
   def counts(self) -> dict[str, Any]:
     """Metrics of the responses since `start_step`."""
     out = self.runner.counts | self.runner.shares()
-    for running in self._running.values():
-      out |= running.metrics()
+    for scale in self._scales.values():
+      out |= scale.metrics()
     return out
 
   def get_state(self) -> list[Any]:
-    """The running statistics as JSON, by position: a model may move."""
-    return [x.get_state() for x in self._running.values()]
+    """What the scales keep, as JSON, by position: a model may move."""
+    return [x.get_state() for x in self._scales.values()]
 
   def set_state(self, state: list[Any]) -> None:
     """Restores `get_state`."""
-    for running, own in zip(self._running.values(), state, strict=True):
-      running.set_state(own)
+    for scale, own in zip(self._scales.values(), state, strict=True):
+      scale.set_state(own)
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
     """Starts a round of responses to these rows."""
@@ -539,17 +540,17 @@ class Rewards:
   ) -> tuple[Array, ...]:
     """The scores of all terms to train on, [B] each.
 
-    Scores of reward models are standardised where there are running statistics,
-    to which these scores are added. The scores of a response that nothing
-    scores are NaN: it leaves the loss. verified_B is as in `scored`.
+    Scores of reward models are scaled where the run has a scale. The scores of
+    a response that nothing scores are NaN: it leaves the loss. verified_B is as
+    in `scored`.
     """
     scores_EB, kept = self._raw_scores(scores_UB, rollouts)
     real_B = rollouts.ids_B >= 0
     if kept:
       self.runner.note_rules([*kept], [x_B[real_B] for x_B in kept.values()])
     found_EB = [
-        self._running[x.name](scores_B, real_B)
-        if x.name in self._running
+        self._scales[x.name](scores_B, real_B)
+        if x.name in self._scales
         else scores_B
         for x, scores_B in zip(self.terms, scores_EB, strict=True)
     ]

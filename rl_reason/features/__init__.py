@@ -19,6 +19,7 @@ FEATURES = (
     "perturbed_questions",
     "compared_evaluations",
     "reward_model_stage",
+    "standardised_scores",
 )
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
+from rl_reason.base import feature
 from rl_reason.base.structs import Array, Rollouts
 from rl_reason.checks import config_facts
 from rl_reason.collect.reward_runner import Model, Rewards
-from rl_reason.collect.running_scores import RunningScores
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
@@ -31,17 +31,13 @@ def rewards(c, session: Session, mesh: jax.sharding.Mesh) -> Rewards:
       for x in found
       for name in reward_terms.models_of(x.name)
   }
-  running = {
-      x.name: RunningScores(x.label, c.reward.model_clip)
-      for x in found
-      if x.name in models and c.reward.model_scale == "running"
-  }
+  scales = {x.name: feature.scale(c, x) for x in found if x.name in models}
   return Rewards(
       found,
       session.reward_runner,
       models,
       by_step=c.reward.process != "none",
-      running=running,
+      scales={name: x for name, x in scales.items() if x is not None},
       by_verdict=config_facts.by_verdict(c),
   )
 

@@ -62,7 +62,7 @@ class _PrefixValues(feature.Declaration):
           f"{name} continues prefixes, in batches of another size than reward"
           " models score: leave them out"
       )
-    if c.reward.model_scale == "running":
+    if c.reward.get("model_scale") == "running":
       yield "reward.model_scale", (
           f"{name} samples continuations, whose scores would enter the running"
           " statistics: set it to 'none'"

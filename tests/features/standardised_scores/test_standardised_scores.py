@@ -15,8 +15,8 @@ from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import config_checks
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.collect.running_scores import RunningScores
 from rl_reason.configs import base
+from rl_reason.features.standardised_scores.running_scores import RunningScores
 from rl_reason.tasks import Row, reward_terms
 
 near = dict(rtol=1e-6)
@@ -103,7 +103,7 @@ def rewards(running=None):
   runner = RewardRunner(terms, max_tokens=8)
   model = lambda rollouts: rollouts.lengths_B.astype(np.float32)  # noqa: E731
   running = running or {"rm/model": RunningScores("model", clip=5.0)}
-  return Rewards(terms, runner, {"rm/model": model}, running=running)
+  return Rewards(terms, runner, {"rm/model": model}, scales=running)
 
 
 def two_responses():
