@@ -60,9 +60,6 @@ def add(c) -> None:
           needs="a reader of types",
       ),
       **FILTERS,  # off-policy: an error without rollout.allow_filters
-      retire_after=number(0, low=0),  # groups solved in a row; 0: never
-      # Share of correct responses of a group that is solved.
-      retire_rate=number(1.0, low=1e-6, high=1, needs="rollout.retire_after"),
       weights=choice("same", "bfloat16", "int8"),  # of the sampler
       cache=choice("same", "int8"),  # keys and values of the sampler
       engine=function("engine", "own"),  # that samples in RL: vllm

@@ -9,7 +9,6 @@ import pytest
 import tiny_session
 
 from rl_reason import tasks
-from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import experience, grading
 from rl_reason.data import prompt_stream
@@ -39,38 +38,6 @@ class Numbers:
 def numbers(count, **options):
   source = Numbers(count)
   return prompt_stream.PromptStream(source, source, **options)
-
-
-@pytest.mark.parametrize("after", [1, 2])
-def test_prompts_retire_once_they_are_solved(monkeypatch, after):
-  """Each of five prompts is drawn `after` times; then the run says so."""
-  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
-  prompts, drawn = numbers(5, retire_after=after), []
-  with pytest.raises(RunError, match=f"retire_after = {after}: 11 prompts"):
-    while True:
-      _, rows = prompts.draw(1)
-      drawn += [row.prompt for row in rows]
-      prompts.update(rows, [1.0], [3.0])
-  assert sorted(drawn) == sorted("01234" * after)
-
-
-def test_an_incorrect_response_ends_a_streak():
-  """Solved, not solved, solved are no two steps in a row."""
-  prompts, streaks = numbers(1, retire_after=2), []
-  for accuracy in (1.0, 0.5, 1.0, 1.0):
-    _, rows = prompts.draw(1)
-    prompts.update(rows, [accuracy], [3.0])
-    streaks.append(list(prompts.get_state()["solved"].values()))
-  assert streaks == [[1], [], [1], [2]]
-
-
-def test_prompts_retire_at_a_rate():
-  """15 of 16 correct responses are 90%, and 14 are not."""
-  prompts = numbers(2, retire_after=1, retire_rate=0.9)
-  _, rows = prompts.draw(2)
-  prompts.update(rows, [15 / 16, 14 / 16], [3.0, 3.0])
-  _, again = prompts.draw(2)
-  assert again == [rows[1]] * 2
 
 
 def test_averages_by_difficulty_decay():

@@ -27,7 +27,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 
 from rl_reason import tasks
 from rl_reason.algorithms import advantage_variants, advantages, credit
-from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.base.errors import ConfigError
 from rl_reason.collect import experience
 from rl_reason.data import (
     datasets,
@@ -299,41 +299,6 @@ def test_a_round_goes_by_the_file_and_then_by_the_rounds_before(
   ]
   assert groups[0] == [(14, [5] * 14), (2, [0] * 2)]
   assert groups[1] == [(8, [2] * 8)] * 2
-
-
-@of_each_set
-def test_prompts_of_files_retire(stream, monkeypatch, name):
-  monkeypatch.setattr(prompt_stream, "MAX_PASSED_IN_A_ROW", 10)
-  prompts, found = stream(name, [0.5, 0.5, 0.5], retire_after=1)
-  _, drawn = prompts.draw(2)
-  prompts.update(drawn, [1.0, 1.0], [3.0, 3.0])
-  [rest] = set(found) - set(drawn)
-  for _ in range(5):
-    _, [row] = prompts.draw(1)
-    assert row == rest
-  prompts.update([row], [1.0], [3.0])
-  with pytest.raises(RunError, match="are retired"):
-    prompts.draw(1)
-
-
-@of_each_set
-@pytest.mark.parametrize("types", ["pass_rate", "difficulty"])
-def test_what_a_file_says_is_solved_retires(stream, name, types):
-  """A rate of .9 counts as one solved round, until a round says otherwise."""
-  rates = [0.9, 0.5, 0.5]
-  options = dict(retire_rate=0.9, cycle=True, types=types)
-  prompts, found = stream(name, rates, retire_after=1, **options)
-  _, drawn = prompts.draw(6)
-  assert found[0] not in drawn and {*drawn} == {*found[1:]}
-  prompts, found = stream(name, rates, retire_after=2, **options)
-  prompts.update([found[0]], [0.5], [3.0])
-  prompts.update([found[0]], [1.0], [3.0])
-  assert found[0] in prompts.draw(6)[1]
-  prompts.update([found[0]], [1.0], [3.0])
-  assert found[0] not in prompts.draw(6)[1]
-  prompts, found = stream(name, rates, retire_after=2, **options)
-  prompts.update([found[0]], [1.0], [3.0])
-  assert found[0] not in prompts.draw(6)[1]
 
 
 REWARDS = np.array([1.0, -1, 1, 1, -1, -1], np.float32)

@@ -73,7 +73,6 @@ MISTAKES = [
         "reward.functions = '': nothing verifies .* no function verify",
     ),
     ({"dynamic_sampling.signal": "correctness"}, "no verifier: use 'auto'"),
-    ({"rollout.retire_after": 2}, "no verifier: leave it at 0"),
     ({"loss.positive_nll": 0.1}, "no verifier: leave it at 0"),
 ]
 

@@ -306,6 +306,10 @@ class Declaration:
     """
     return None
 
+  def drawn(self, c: Any) -> Any:
+    """What decides which prompts are drawn again; see `PromptStream`."""
+    return None
+
   def collector(
       self, c: Any, shards: int
   ) -> tuple[type, dict[str, Any]] | None:
@@ -363,6 +367,11 @@ def stages() -> dict[str, Stage]:
 def used(c: Any) -> list[Declaration]:
   """The features that a config asks for."""
   return [one for one in features.declared() if one.used(c)]
+
+
+def drawn(c: Any) -> Any:
+  """`Declaration.drawn` of the first feature that has one, or None."""
+  return _first(one.drawn(c) for one in used(c))
 
 
 def scale(c: Any, term: Any) -> Any:

@@ -121,8 +121,8 @@ _COVARIANCE = (
     "an entropy bonus (loss.entropy_coef) is closest, or your own surrogate"
 )
 _PRIORITY = (
-    "data.curriculum and rollout.retire_after are closest, with"
-    " dynamic_sampling.enabled"
+    "data.curriculum is closest, and prompts that retire once they are solved,"
+    " with dynamic_sampling.enabled"
 )
 _SURPLUS = "dynamic_sampling.batches sets how many responses a round samples"
 _PARTIAL = (

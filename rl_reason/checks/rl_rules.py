@@ -95,9 +95,8 @@ def rewards(c) -> Iterator[Rule]:
     why = "nothing says which responses are correct: there is no verifier:"
     if c.dynamic_sampling.signal == "correctness":
       yield "dynamic_sampling.signal", f"{why} use 'auto'"
-    for name in ("rollout.retire_after", "loss.positive_nll"):
-      if at(c, name):
-        yield name, f"{why} leave it at 0"
+    if c.loss.positive_nll:
+      yield "loss.positive_nll", f"{why} leave it at 0"
     if c.rollout.types == "pass_rate":
       yield "rollout.types", f"{why} leave it at 'difficulty'"
   for term in reward_terms.terms(r.functions):

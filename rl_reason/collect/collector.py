@@ -144,7 +144,7 @@ class RolloutCollector:
       the groups of the round in the order of their prompts.
 
     Raises:
-      RunError: all prompts are retired.
+      RunError: no prompt is left to draw.
     """
     # Draw prompts; each gets a group of responses.
     ids, rows = self.prompts.draw(self.num_responses // self._group_size)

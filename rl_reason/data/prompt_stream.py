@@ -23,9 +23,10 @@ class PromptStream:
   Args:
     source: rows by id.
     iterator: checkpointable iterator over batches of one (id, row).
-    retire_after: number of consecutive rounds in which a prompt was solved,
-      after which the prompt is no longer drawn; 0 to draw prompts forever.
-    retire_rate: share of correct responses from which on a prompt is solved.
+    drawn: which prompts are drawn again, by `keeps(row)`, from what
+      `note(row, accuracy)` told it; `why(passed)` says why a number of prompts
+      in a row are not, and `get_state` and `set_state` save it as JSON. None:
+      all are.
     types: what the type of a prompt is: 'difficulty', 'subject' or 'pass_rate'.
       By pass rate, each prompt has averages of its own, which begin with what
       its file says.
@@ -36,51 +37,46 @@ class PromptStream:
       source,
       iterator,
       *,
-      retire_after: int = 0,
-      retire_rate: float = 1.0,
+      drawn: Any = None,
       types: str = "difficulty",
   ):
     self._source, self._iterator, self._types = source, iterator, types
-    self._retire_after, self._retire_rate = retire_after, retire_rate
+    self._drawn = drawn
     self._averages: dict[str, Pair] = {}  # by type
-    self._solved: dict[str, int] = {}  # prompt: rounds solved in a row
 
   def get_state(self) -> dict:
     """The state for a checkpoint, as JSON."""
     return dict(
         iterator=self._iterator.get_state(),
         averages=self._averages,
-        solved=self._solved,
+        solved=self._drawn.get_state() if self._drawn else {},
     )
 
   def set_state(self, state: dict) -> None:
     """Restores the state of `get_state`."""
     self._iterator.set_state(state["iterator"])
-    self._averages, self._solved = state["averages"], state["solved"]
+    self._averages = state["averages"]
+    if self._drawn:
+      self._drawn.set_state(state["solved"])
 
   def row(self, prompt_id: int) -> Row:
     """The row of an id."""
     return self._source[prompt_id][1]
 
   def draw(self, count: int) -> tuple[list[int], list[Row]]:
-    """The ids and rows of the next prompts that are not retired.
+    """The ids and rows of the next prompts that may be drawn.
 
     Raises:
-      RunError: all prompts seem to be retired.
+      RunError: none seems to be left.
     """
     ids, rows, passed = [], [], 0
     while len(rows) < count:
       (prompt_id, row), *_ = next(self._iterator)
-      if self._times_solved(row) < (self._retire_after or np.inf):
+      if not self._drawn or self._drawn.keeps(row):
         ids.append(prompt_id)
         rows.append(row)
       elif (passed := passed + 1) > MAX_PASSED_IN_A_ROW:
-        raise RunError(
-            f"rollout.retire_after = {self._retire_after}: {passed} prompts in"
-            f" a row are retired because {self._retire_rate:.0%} or more of the"
-            " responses to them were correct; stop the run, or add harder"
-            " prompts"
-        )
+        raise RunError(self._drawn.why(passed))
     return ids, rows
 
   def types(self, rows: list[Row]) -> np.ndarray:
@@ -114,14 +110,13 @@ class PromptStream:
     return accuracy_N, length_N
 
   def update(self, rows: list[Row], accuracies, lengths) -> None:
-    """Updates the averages and the count of solved prompts.
+    """Updates the averages, and tells what decides of prompts.
 
     Each row has a share of correct responses, NaN if it is not known, and a
     mean length in tokens.
     """
     decay, weight = DECAYS.get(self._types, DECAY)
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
-      times = self._times_solved(row)
       known = not np.isnan(accuracy)
       new = [float(accuracy) if known else None, float(length)]
       name = type_name(row, self._types)
@@ -130,23 +125,8 @@ class PromptStream:
           decay * a + weight * b if b is not None else a
           for a, b in zip(_filled(old, new), new, strict=True)
       ]
-      if not known:
-        continue
-      name = str(prompt_hash(row))
-      self._solved.pop(name, None)
-      if accuracy >= self._retire_rate and self._retire_after:
-        self._solved[name] = times + 1
-      elif self._times_solved(row):  # what the file says holds no longer
-        self._solved[name] = 0
-
-  def _times_solved(self, row: Row) -> int:
-    """The rounds in a row in which a prompt was solved.
-
-    Before its first round, a prompt has been solved once if its file says so.
-    """
-    rate = row.pass_rate
-    solved = rate is not None and rate >= self._retire_rate
-    return self._solved.get(str(prompt_hash(row)), int(solved))
+      if known and self._drawn:
+        self._drawn.note(row, accuracy)
 
   def _measured(self, row: Row) -> Pair:
     """Accuracy and length that the file of a prompt says; None: not known."""

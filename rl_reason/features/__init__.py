@@ -20,6 +20,7 @@ FEATURES = (
     "compared_evaluations",
     "reward_model_stage",
     "standardised_scores",
+    "retired_prompts",
 )
 
 

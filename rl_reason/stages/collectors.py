@@ -56,8 +56,7 @@ def collector(
   row_source = session.row_source
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
-      retire_after=c.rollout.retire_after,
-      retire_rate=c.rollout.retire_rate,
+      drawn=feature.drawn(c),
       types=c.rollout.types,
   )
   options: dict[str, Any] = dict(

@@ -78,7 +78,7 @@ def test_its_pairs_are_shared_by_the_devices():
 
 def test_its_styles_and_its_smoke_run():
   with pytest.raises(ConfigError, match="'x' is none of arithmetic's styles"):
-    config_checks.check(with_fields({"reward_model.chosen": "x:1"}))
+    config_checks.fields(with_fields({"reward_model.chosen": "x:1"}))
   small = config.flat(config_files.smoke(base.arithmetic()))
   assert small["reward_model.steps"] == 20
   assert small["reward_model.evaluate_pairs"] == 64
