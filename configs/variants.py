@@ -53,7 +53,6 @@ def add(c) -> None:
       # and verifiers read them.
       stop_strings=(),
       include_stop_str_in_output=field(False, needs="rollout.stop_strings"),
-      group_sizes=function("group_sizes"),  # by_length, by_variance
       # Of problems: what group sizes and advantages compare them by.
       types=choice(
           *("difficulty", "subject", "pass_rate"),

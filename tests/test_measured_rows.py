@@ -37,9 +37,9 @@ from rl_reason.data import (
     screening,
 )
 from rl_reason.data.datasets import DataError
+from rl_reason.features.unequal_groups import group_sizes
 from rl_reason.lab import generate
 from rl_reason.monitoring import display
-from rl_reason.rollout import group_sizes
 from rl_reason.stages import prepare, rl
 from rl_reason.tasks import arithmetic
 

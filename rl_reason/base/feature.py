@@ -306,6 +306,18 @@ class Declaration:
     """
     return None
 
+  def sizes(self, c: Any) -> Callable[..., Any] | None:
+    """How many responses each prompt gets, or None: equally many.
+
+    A function of `expected_accuracy_N`, `expected_length_N` and
+    `num_responses`, by name, which returns integers [N].
+    """
+    return None
+
+  def reads_types(self, c: Any) -> str:
+    """The field by which it reads the types of problems, or ''."""
+    return ""
+
   def drawn(self, c: Any) -> Any:
     """What decides which prompts are drawn again; see `PromptStream`."""
     return None
@@ -367,6 +379,11 @@ def stages() -> dict[str, Stage]:
 def used(c: Any) -> list[Declaration]:
   """The features that a config asks for."""
   return [one for one in features.declared() if one.used(c)]
+
+
+def sizes(c: Any) -> Callable[..., Any] | None:
+  """`Declaration.sizes` of the first feature that has one, or None."""
+  return _first(one.sizes(c) for one in used(c))
 
 
 def drawn(c: Any) -> Any:

@@ -57,12 +57,6 @@ _CORE = {
         ("old_logps_BT", "sampler_logps_BT", "mask_BT", "advantages_BT"),
         off="none",
     ),
-    "group_sizes": Kind(
-        "rollout.group_sizes",
-        ("rollout.group_sizes",),
-        ("expected_length_N", "expected_accuracy_N", "num_responses"),
-        off="equal",
-    ),
     "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
     "outcome": Kind(
         "reward.outcome",

@@ -86,8 +86,8 @@ def type_field(c) -> str:
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
     return "advantage.name"
-  equal = c.rollout.group_sizes.name == "equal"
-  return "" if equal else "rollout.group_sizes.name"
+  fields = (one.reads_types(c) for one in feature.used(c))
+  return next(filter(None, fields), "")
 
 
 def hardest(c) -> float:

@@ -28,8 +28,8 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "a reader of types": lambda c: (
         not config_facts.type_field(c)
-        and "no function of advantage.name, advantage.groups and"
-        " rollout.group_sizes compares types of problems"
+        and "neither advantage.name and advantage.groups nor another function"
+        " compares types of problems"
     ),
     "an environment": lambda c: (
         not config_facts.environment(c)
@@ -166,6 +166,8 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
     if (other := spec.at_most) and at(c, name) > at(c, other):
       yield name, f"must not exceed {other} = {at(c, other)}"
     for other, why in spec.not_with.items():
+      if other not in FIELDS:  # of a feature that was taken out
+        continue
       if is_set(c, name) and is_set(c, other):
         yield name, f"not with {other} = {at(c, other)!r}: {why}"
   for name in given:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from rl_reason.base import functions
-from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, own_functions, relations
 from rl_reason.checks.rules import Rule
@@ -49,11 +48,6 @@ def rollouts(c) -> Iterator[Rule]:
     yield "dynamic_sampling.enabled", (
         "a group of one is all correct or all incorrect: rollout.group_size"
         " must be > 1"
-    )
-  least = at(c, "rollout.group_sizes.args").get("least", 0)
-  if least > r.group_size:
-    yield "rollout.group_sizes.args.least", (
-        f"must not exceed rollout.group_size = {r.group_size}"
     )
   if d.batches > 1 and models:
     yield "dynamic_sampling.batches", (

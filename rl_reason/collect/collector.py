@@ -42,7 +42,7 @@ class RolloutCollector:
     key: of the sampling noise, together with the ids of prompts.
     num_responses: of a round.
     group_size: responses to each prompt, on average.
-    group_sizes: a function of `rollout.group_sizes`, its keywords bound, which
+    group_sizes: of a feature, see `feature.Declaration.sizes`, which
       returns the responses to each prompt [N]; None: all groups are equal.
     max_prompt: slots of a prompt, in tokens.
     temperature: of sampling.

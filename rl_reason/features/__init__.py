@@ -21,6 +21,7 @@ FEATURES = (
     "reward_model_stage",
     "standardised_scores",
     "retired_prompts",
+    "unequal_groups",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from rl_reason.base import feature, functions
+from rl_reason.base import feature
 from rl_reason.base.structs import Experience
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import config_facts
@@ -66,7 +66,7 @@ def collector(
       key=key(engine.mesh, c.seed, purpose),
       num_responses=batches * c.rollout.batch - older,
       group_size=c.rollout.group_size,
-      group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
+      group_sizes=feature.sizes(c),
       max_prompt=c.rollout.max_prompt,
       temperature=c.rollout.temperature,
       filters=sampling_filters.of(c.rollout),
@@ -137,7 +137,7 @@ def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
   An extreme group may be as large as a whole round if groups are unequal.
   """
   group = c.rollout.group_size
-  if c.rollout.group_sizes.name != "equal":
+  if feature.sizes(c) is not None:
     group = c.dynamic_sampling.batches * c.rollout.batch
   rows = empty_rows(c, c.rollout.batch)
   extremes = empty_rows(c, len(EXTREMES) * group)

@@ -13,6 +13,7 @@ from import_graph import ROOT, graph
 from rl_reason import features
 from rl_reason.base import feature, fields
 from rl_reason.base.fields import FIELDS
+from rl_reason.base.function_kinds import KINDS
 from rl_reason.stages import learn
 
 PACKAGE = ROOT / "rl_reason"
@@ -122,7 +123,7 @@ def test_a_stage_of_a_feature_trains_after_sft(monkeypatch, policy):
 
 
 def test_every_field_of_a_feature_has_a_need_or_turns_it_on():
-  off = (0, False, "", (), "none", "fixed")
+  off = [0, False, "", (), "none", *(x.off for x in KINDS.values())]
   for name in feature_fields.of(features.FEATURES):
     of_stage = name.partition(".")[0] in feature.stages()  # read by it alone
     assert of_stage or fields.needs(name) or FIELDS[name].default in off, name

@@ -20,7 +20,7 @@ from rl_reason.algorithms import (
     values,
     variants,
 )
-from rl_reason.rollout import group_sizes
+from rl_reason.features.unequal_groups import group_sizes
 
 pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "errata.md").read_text()

@@ -48,7 +48,6 @@ class _PrefixValues(feature.Declaration):
       yield "advantage.continuations", f"must not exceed the {slots} slots"
     for field, value, off in (
         ("rollout.engine.name", r.engine.name, "own"),
-        ("rollout.group_sizes.name", r.group_sizes.name, "equal"),
         ("rollout.replay_routing", r.replay_routing, False),
         ("reward.shuffle", c.reward.shuffle, False),
         ("reward.process", c.reward.process, "rewards"),
@@ -57,6 +56,10 @@ class _PrefixValues(feature.Declaration):
     ):
       if value != off:
         yield field, f"{name} continues prefixes of responses: use {off!r}"
+    if feature.sizes(c) is not None:
+      yield "rollout.group_sizes.name", (
+          f"{name} continues prefixes of responses: use 'equal'"
+      )
     if config_facts.reward_models(c):
       yield "reward.functions", (
           f"{name} continues prefixes, in batches of another size than reward"

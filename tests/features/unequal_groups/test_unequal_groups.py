@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
-from rl_reason.rollout import group_sizes, sampler
+from rl_reason.features.unequal_groups import group_sizes
+from rl_reason.rollout import sampler
 
 
 @pytest.mark.parametrize(
