@@ -55,7 +55,7 @@ class Size(NamedTuple):
   """Bytes per device.
 
   Attributes:
-    resident: arrays that are in memory in every phase of a step, by name.
+    resident: arrays that are in memory all the time, by name.
     update: further arrays of the update, by name.
     rollout: further arrays of the rollout, by name.
     evaluation: further arrays of an evaluation, by name.
@@ -83,7 +83,7 @@ class Size(NamedTuple):
 
   @property
   def peak(self) -> int:
-    """Bytes of the largest phase."""
+    """Bytes of the largest of the three."""
     return max(self.update_peak, self.rollout_peak, self.evaluation_peak)
 
 

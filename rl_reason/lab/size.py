@@ -153,7 +153,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
 
 
-# The peak of a phase: by XLA's analysis, and measured (None: not measured).
+# A peak of memory: by XLA's analysis, and measured (None: not measured).
 Peak = tuple[int, int | None]
 
 
@@ -164,7 +164,7 @@ def of_programs(
     limit: int,
     display: Display,
 ) -> tuple[Peak, ...]:
-  """The peaks of the phases, in order, each with all resident arrays.
+  """The peaks of update, rollout and evaluation, with all resident arrays.
 
   Args:
     config: checked.
@@ -219,7 +219,7 @@ def _show(display, size, peaks: Sequence[Peak] | None) -> None:
     shown = ["-" if x is None else f"{x / GIB:.3g}" for x in counts]
     rows.append([when, what, *shown][: 5 if peaks else 3])
 
-  for phase, parts in (
+  for when, parts in (
       ("always", size.resident),
       ("update", size.update),
       ("rollout", size.rollout),
@@ -227,11 +227,11 @@ def _show(display, size, peaks: Sequence[Peak] | None) -> None:
   ):
     for name, count in parts.items():
       if count:
-        add(phase, name, count, None, None)
-  of_phases: Sequence = peaks or [(None, None)] * 3
-  add("update", "peak", size.update_peak, *of_phases[0])
-  add("rollout", "peak", size.rollout_peak, *of_phases[1])
-  add("evaluation", "peak", size.evaluation_peak, *of_phases[2])
+        add(when, name, count, None, None)
+  compiled: Sequence = peaks or [(None, None)] * 3
+  add("update", "peak", size.update_peak, *compiled[0])
+  add("rollout", "peak", size.rollout_peak, *compiled[1])
+  add("evaluation", "peak", size.evaluation_peak, *compiled[2])
   columns = ["when", "what", "formula"]
   if peaks:
     columns += ["XLA", "measured"]

@@ -33,7 +33,7 @@ from rl_reason.stages import (
 )
 from rl_reason.stages.run_output import Output
 from rl_reason.stages.session import Session
-from rl_reason.stages.trained_parameters import PHASES
+from rl_reason.stages.trained_parameters import PARTS
 from rl_reason.tasks import reward_terms
 
 # What random keys of the data are made of: with other names the built-in tasks
@@ -48,7 +48,7 @@ class TooWeak(RunError):
 def run(c, session: Session) -> Tree:
   """Runs, resumes or skips SFT and the habits; returns the parameters.
 
-  SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
+  SFT starts from config.model.path, if set. A part of 0 steps is skipped.
   With config.sft.reuse the parameters come from another work directory.
 
   Raises:
@@ -67,7 +67,7 @@ def run(c, session: Session) -> Tree:
       rewards=functools.cache(rewards) if _scores(c) else None,
   )
   params = None
-  steps = {x: config_lib.at(c, PHASES[x]).steps for x in PHASES}
+  steps = {x: config_lib.at(c, PARTS[x]).steps for x in PARTS}
   update = supervised.program(
       c,
       functools.partial(
@@ -79,8 +79,8 @@ def run(c, session: Session) -> Tree:
       mesh=model.mesh,
       display=output.display,
   )
-  names = [x for x in PHASES if steps[x]]
-  if names == list(PHASES):  # habits that have begun need no SFT
+  names = [x for x in PARTS if steps[x]]
+  if names == list(PARTS):  # habits that have begun need no SFT
     habits = checkpoint.Checkpoints(output.workdir / "checkpoints" / "habits")
     names = names[habits.newest(output.display.say) is not None :]
   for name in names:
@@ -88,7 +88,7 @@ def run(c, session: Session) -> Tree:
     if name == "sft" and not config_facts.no_verifier(c):
       task = session.row_source.task
       check = functools.partial(_evaluate, c, evaluate, output, task)
-    params = _train_phase(
+    params = _train_part(
         c,
         session,
         name,
@@ -102,7 +102,7 @@ def run(c, session: Session) -> Tree:
   return params
 
 
-def _train_phase(
+def _train_part(
     c,
     session: Session,
     name: str,
@@ -112,9 +112,9 @@ def _train_phase(
     rates: int,
     check: Callable[[Tree], None] | None,
 ) -> Tree:
-  """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
+  """Runs or resumes one part, from `params`, the checkpoint, or at random."""
   model, output = session.model, session.output
-  first, rate = None, optimizers.sft_rate(config_lib.at(c, PHASES[name]))
+  first, rate = None, optimizers.sft_rate(config_lib.at(c, PARTS[name]))
   if params is not None:
     first = lambda _: params  # noqa: E731
   elif c.model.path:
@@ -150,8 +150,8 @@ def packer(c, tok: Any, environments: Environments | None) -> Callable:
 
 
 def _stream(c, session: Session, name: str):
-  """Batches of a phase."""
-  part, batch = config_lib.at(c, PHASES[name]), c.sft.batch
+  """Batches of a part of SFT."""
+  part, batch = config_lib.at(c, PARTS[name]), c.sft.batch
   row_source, tok = session.row_source, session.tok
   say = session.output.display.say
 

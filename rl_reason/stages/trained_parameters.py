@@ -38,7 +38,8 @@ from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.tasks import reward_terms
 from rl_reason.training.optimizer import abstract_state
 
-PHASES = {"sft": "sft", "habits": "sft.habits"}  # of SFT -> their section
+# Parts of SFT, as their checkpoints are called -> their sections.
+PARTS = {"sft": "sft", "habits": "sft.habits"}
 Say = Callable[[str], None]
 
 # Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
@@ -67,8 +68,8 @@ def sft(c, *, model: Model, output: Output) -> Tree:
   if not has_sft(c):
     return imported(c, model, output.display)
   workdir = pathlib.Path(s.reuse or output.workdir)
-  for phase in reversed(PHASES):
-    checkpoints = Checkpoints(workdir / "checkpoints" / phase)
+  for part in reversed(PARTS):
+    checkpoints = Checkpoints(workdir / "checkpoints" / part)
     step = checkpoints.newest(output.display.say)
     if step is not None:
       break
@@ -79,9 +80,9 @@ def sft(c, *, model: Model, output: Output) -> Tree:
         " and start from the export: model.path"
     )
   host = {} if step is None else checkpoints.host(step)
-  # The habits phase is the last one, unless it had no steps.
-  last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
-  steps = f"{PHASES[phase]}.steps"
+  # The habits are the last part, unless they had no steps.
+  last = part == "habits" or (host and not host["config"]["sft.habits.steps"])
+  steps = f"{PARTS[part]}.steps"
   if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
