@@ -82,8 +82,8 @@ class Stage(NamedTuple):
       of SFT; returns parameters.
     about: what it does, for --help.
     rate: the field of its learning rate.
-    policy: whether it returns a policy, as --stage=all does, and no other
-      network.
+    policy: whether it returns a policy, which --step names as the stage, and no
+      other network.
     rows: the config -> numbers of rows that the devices that learn share
       evenly, by field.
     other_names: what users call it.

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib, fields, resume_rules
+from rl_reason.base import config as config_lib, feature, fields, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import averaging
@@ -95,11 +95,36 @@ def sft(c, *, model: Model, output: Output) -> Tree:
         host["config"],
         tuple(equal),
     )
-  # Parameters alone: this run may have another optimizer.
+  return _network(checkpoints, step, model)
+
+
+def _network(checkpoints: Checkpoints, step: int, model: Model) -> Tree:
+  """The parameters of a policy alone: this run may have another optimizer."""
   table = decoder.table(model.cfg)
   shardings = parameters.shardings(table, model.mesh)
   like = dict(params=parameters.abstract(table, shardings))
   return checkpoints.restore_part(step, like)["params"]
+
+
+def _ended(which: str, output: Output) -> tuple[Checkpoints, int] | None:
+  """The last checkpoint of a stage of `feature.stages` that trains a policy.
+
+  It is None if `which` is the name of no such stage.
+
+  Raises:
+    RunError: the stage is not complete.
+  """
+  known = feature.stages().get(which)
+  if known is None or not known.policy:
+    return None
+  checkpoints = Checkpoints(output.workdir / "checkpoints" / which)
+  step = checkpoints.newest(output.display.say)
+  if step is None or not checkpoints.host(step)["complete"]:
+    raise RunError(
+        f"--step = {which}: this stage is not complete in {output.workdir}; run"
+        f" --stage={which} there"
+    )
+  return checkpoints, step
 
 
 def has_sft(c) -> bool:
@@ -114,15 +139,17 @@ def policy(
 
   Args:
     c: the config.
-    which: 'newest', 'best', a step of RL, several (see `averaging`), or 'sft'.
-      Where RL has not begun, 'newest' is the policy of SFT, or without SFT the
-      model of model.path.
+    which: 'newest', 'best', a step of RL, several (see `averaging`), 'sft', or
+      a stage of a feature whose result is a policy. Where RL has not begun,
+      'newest' is the policy of SFT, or without SFT the model of model.path.
     model: shapes and devices.
     output: work directory and screen.
 
   Raises:
     RunError: there is no such checkpoint.
   """
+  if ended := _ended(which, output):
+    return _network(*ended, model), None, 0, f"the policy of --stage={which}"
   if starts(c, which, output):
     about = "SFT" if has_sft(c) else c.model.path
     params = sft(c, model=model, output=output)
@@ -139,7 +166,7 @@ def require(c, which: str, output: Output) -> None:
   Raises:
     RunError: as `policy`.
   """
-  if not starts(c, which, output):
+  if not _ended(which, output) and not starts(c, which, output):
     _step(c, which, output)
 
 

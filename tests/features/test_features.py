@@ -1,20 +1,26 @@
 """The core knows no feature, and each feature can be taken out."""
 
+import functools
 import re
 import subprocess
 import sys
 import types
 
 import feature_fields
+import numpy as np
 import pytest
+import tiny_session
 from conftest import child_env
 from import_graph import ROOT, graph
 
 from rl_reason import features
 from rl_reason.base import feature, fields
+from rl_reason.base.errors import RunError
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.function_kinds import KINDS
-from rl_reason.stages import learn
+from rl_reason.base.structs import TrainState
+from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.stages import learn, trained_parameters
 
 PACKAGE = ROOT / "rl_reason"
 CORE = [
@@ -120,6 +126,28 @@ def test_a_stage_of_a_feature_trains_after_sft(monkeypatch, policy):
   session = types.SimpleNamespace(model="model", output=None)
   found = learn.run(None, session, "further")
   assert found == (["sft", "model"] if policy else ["sft"])
+
+
+def test_a_policy_of_such_a_stage_is_read_by_its_name(monkeypatch, tmp_path):
+  """For an evaluation or an export; an incomplete one is refused."""
+  one = feature.Stage("", "", "further.lr", policy=True)
+  monkeypatch.setattr(feature, "stages", lambda: dict(further=one))
+  session = tiny_session.make_session(tmp_path)
+  params, zero = tiny_session.random_params(session), np.int32(0)
+  saved = TrainState(params, (dict(m=zero),), step=zero, skipped=zero)
+  read = functools.partial(
+      tiny_session.call, trained_parameters.policy, session, "further"
+  )
+  for step, complete in ((1, False), (2, True)):
+    with pytest.raises(RunError, match="run --stage=further there"):
+      read()
+    saver = Checkpoints(tmp_path / "checkpoints" / "further")
+    saver.save(step, saved, dict(complete=complete))
+    saver.close()
+  found, critic, step, about = read()
+  assert tiny_session.digest(found) == tiny_session.digest(params)
+  assert (critic, step, about) == (None, 0, "the policy of --stage=further")
+  tiny_session.call(trained_parameters.require, session, "further")
 
 
 def test_every_field_of_a_feature_has_a_need_or_turns_it_on():
