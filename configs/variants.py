@@ -200,20 +200,15 @@ def add(c) -> None:
   )
   extend(
       "mesh",
-      # Devices that only sample; 0: all sample and learn.
-      rollout=number(0, low=0, needs="rl.staleness"),
       # Splits experts, and rows as data does.
       expert=number(1, low=1, needs=EXPERTS),
   )
   extend(
       "rl",
-      staleness=number(0, low=0),  # steps that sampling is ahead of learning
       # Work directory of a finished run, from whose last state RL starts.
       init=path(),
       # The reference of a KL is kl.reference, or this run's policy of SFT.
       init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
-      # Of batches sampled ahead.
-      old_logps=choice("sampler", "trainer", needs="rl.staleness"),
   )
   extend(
       "optimizer",

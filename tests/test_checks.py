@@ -1,7 +1,5 @@
 """Configs that cannot work are refused by name, with the remedy."""
 
-import contextlib
-
 import feature_fields
 import pytest
 from test_config import with_fields
@@ -12,7 +10,6 @@ from rl_reason.base import config, errors, fields
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     config_checks,
-    config_files,
     machine_checks,
 )
 
@@ -49,7 +46,6 @@ ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
 STALE = {
     "updates.minibatches": {"updates.minibatches": 2},
     "updates.epochs": {"updates.epochs": 2},
-    "rl.staleness": {"rl.staleness": 1},
 }
 INTERRUPT = {
     "environment.name": "interrupt",
@@ -162,10 +158,6 @@ FILES = {
             | {"advantage.groups": "type", "rollout.types": "pass_rate"},
             "there is no verifier: leave it at 'difficulty'",
         ),
-        (
-            {"advantage.name": "optimal_token_baseline", "rl.staleness": 2},
-            "rl.old_logps = 'sampler': optimal_token_baseline reads",
-        ),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
             {"critic.fallback": True},
@@ -237,10 +229,6 @@ FILES = {
             "must not exceed rollout.group_size = 8",
         ),
         (
-            {"rl.staleness": 1, "correction.name": "truncate"},
-            "set rl.old_logps = 'trainer'",
-        ),
-        (
             {"rollout.engine.name": "vllm"},
             "rollout.engine.args.model: vllm needs it",
         ),
@@ -248,16 +236,6 @@ FILES = {
             VLLM | {"rollout.weights": "int8"},
             "rollout.weights = 'int8': 'int8' is for the sampler of this",
         ),
-        (
-            VLLM | {"mesh.rollout": 1, "rl.staleness": 1},
-            "mesh.rollout = 1: the engine has devices of its own",
-        ),
-        ({"mesh.rollout": 1}, "does nothing without rl.staleness"),
-        (
-            {"mesh.rollout": 1, "rl.staleness": 1, "reward.functions": "a/b*1"},
-            "mesh.rollout = 1: reward models score evaluations",
-        ),
-        ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_filters = True"),
         ({"rollout.min_p": 0.1}, "set rollout.allow_filters = True"),
         ({"rollout.allow_top_p": True}, "is now rollout.allow_filters"),
@@ -302,13 +280,6 @@ FILES = {
 )
 def test_impossible_configs_are_named(changes, words):
   assert words in error(changes, given=tuple(changes))
-
-
-def test_trajectories_are_not_sampled_ahead():
-  c = config_files.read("configs/guess.py")
-  c.rl.staleness = 1
-  with pytest.raises(errors.ConfigError, match="rl.staleness = 1: trajectorie"):
-    config_checks.fields(c)
 
 
 def test_a_source_with_difficulties_has_types():
@@ -479,28 +450,6 @@ def test_batches_that_the_mesh_cannot_split():
   c.model.update(remat="sqrt", layers=13)
   with pytest.raises(errors.ConfigError, match="remat = 'sqrt': 13 layers can"):
     machine_checks.devices(c, 1)
-
-
-@pytest.mark.parametrize(
-    ("rollout", "axes", "words"),
-    [
-        (9, {}, "mesh.rollout = 9: of 8 devices, some must learn"),
-        (3, {"tensor": 2, "data": 2}, "not cover 5 devices besides the 3 of"),
-        (3, {"tensor": 1}, "rollout.batch = 256: 32 groups cannot be split"),
-        (1, {"fsdp": 7}, "32 groups cannot be split over 7 .*: make their"),
-        (4, {}, ""),
-    ],
-)
-def test_devices_that_only_sample(rollout, axes, words):
-  c = base.arithmetic()
-  c.updates.minibatches, c.sft.batch, c.evaluate.batch = 1, 840, 840
-  c.mesh.update(rollout=rollout, **axes)
-  with (
-      pytest.raises(errors.ConfigError, match=words)
-      if words
-      else contextlib.nullcontext()
-  ):
-    machine_checks.devices(c, 8)
 
 
 def test_batches_of_stages_that_do_not_run_are_not_split():

@@ -87,8 +87,6 @@ def test_parts_by_hand():
   muon = sized(path, optimizer__name="muon")[1]  # one moment of a matrix
   others = 151_936 * 896 + 24 * (2 * 896 + 896 + 2 * 128) + 896
   assert muon.resident["optimizer state"] == 4 * (count + others)
-  ahead = sized(path, rl__staleness=3)[1]
-  assert ahead.rollout_peak == size.rollout_peak + 3 * 2 * count
   evaluation = size.evaluation  # in 256 slots
   assert evaluation["key/value cache"] == 256 * length * token
   assert evaluation["cache of the prompts"] == 64 * 384 * token

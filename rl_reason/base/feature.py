@@ -14,6 +14,8 @@ from rl_reason import features
 from rl_reason.base.function_kinds import Kind
 
 Rule = tuple[str, str]  # a field, and the remedy
+# (step, weights, on_dispatch) -> rows, metrics, counts; see `rl.train`.
+Collect = Callable[..., tuple[Any, dict[str, Any], dict[str, Any]]]
 
 
 class Loop(NamedTuple):
@@ -22,24 +24,22 @@ class Loop(NamedTuple):
   Attributes:
     signal: step -> which groups of rows have signal; see `fill_batch`.
     logps: (params, rollouts) -> log-probs of the trainer, [B, T].
-    mesh: the devices that learn.
-    row_source: the rows of the task by purpose.
-    environments: makes and calls environments; None without.
-    tok: the tokenizer.
-    say: shows a line.
+    collector: of the batches; a `collect.RolloutCollector`.
+    session: what the run has opened; a `stages.Session`.
   """
 
   signal: Any
   logps: Any
-  mesh: Any
-  row_source: Any
-  environments: Any
-  tok: Any
-  say: Any
+  collector: Any
+  session: Any
 
 
 class Part:
   """The part of a feature in the loop of `rl.train`; it holds its own state."""
+
+  def collecting(self, collect: Collect, samples: Any) -> Collect:
+    """Wraps the function that collects batches; `samples` is their log."""
+    return collect
 
   def older(self) -> Any:
     """Groups of earlier steps that the next batch begins with, or None."""
@@ -70,6 +70,12 @@ class Part:
 
   def restore(self, arrays: dict[str, Any], host: dict[str, Any]) -> None:
     """Goes on from what was saved."""
+
+  def wait(self) -> None:
+    """Waits for its threads: the sampler is then free for an evaluation."""
+
+  def close(self) -> None:
+    """Ends its threads."""
 
 
 class Stage(NamedTuple):
@@ -166,6 +172,11 @@ class _Parts(Part):
   def __init__(self, parts: Iterable[Part] = ()):
     self._parts = [*parts]
 
+  def collecting(self, collect: Collect, samples: Any) -> Collect:
+    for part in self._parts:
+      collect = part.collecting(collect, samples)
+    return collect
+
   def older(self) -> Any:
     return _first(part.older() for part in self._parts)
 
@@ -192,6 +203,14 @@ class _Parts(Part):
     for part in self._parts:
       part.restore(arrays, host)
 
+  def wait(self) -> None:
+    for part in self._parts:
+      part.wait()
+
+  def close(self) -> None:
+    for part in self._parts:
+      part.close()
+
 
 def _first(found: Iterable[Any]) -> Any:
   return next((x for x in found if x is not None), None)
@@ -210,6 +229,10 @@ class Declaration:
     needs: what its fields may need, by name -> a function of the config that
       says why it is missing, or something false; see `relations.FACTS`.
     movable: its paths, which may change where their content is equal.
+    progress: fields -> whether steps with a value of them depend on the number
+      of all steps, which a resumed run can then not change.
+    one_process: fields that are off in a run of several processes -> the
+      reason.
     not_replayed: fields that --stage=replay cannot change -> the reason.
     sources: fields with sources of rows, as data.train; files are movable.
     shown: fields -> what the report says of their value, if it is set.
@@ -227,6 +250,8 @@ class Declaration:
   inputs: Mapping[str, tuple[str, ...]] = {}
   needs: Mapping[str, Any] = {}
   movable: tuple[str, ...] = ()
+  progress: Mapping[str, Callable[[Any], bool]] = {}
+  one_process: Mapping[str, str] = {}
   not_replayed: Mapping[str, str] = {}
   sources: tuple[str, ...] = ()
   shown: Mapping[str, str] = {}
@@ -255,6 +280,20 @@ class Declaration:
   def files(self, c: Any) -> Iterable[Rule]:
     """Local files that are missing."""
     return ()
+
+  def devices(
+      self, c: Any, count: int, sizes: Mapping[str, int]
+  ) -> Iterable[Rule]:
+    """What the devices of a run cannot do; `sizes` are of the mesh's axes."""
+    return ()
+
+  def samplers(self, c: Any) -> int:
+    """Devices that only sample, the last ones."""
+    return 0
+
+  def lag(self, c: Any) -> int:
+    """RL steps, at most, from the policy that samples a batch to its update."""
+    return 0
 
   def older_policies(self, c: Any) -> list[str]:
     """Fields above 0 by which updates see rows of an older policy."""

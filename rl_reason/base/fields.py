@@ -126,7 +126,8 @@ _PRIORITY = (
 )
 _SURPLUS = "dynamic_sampling.batches sets how many responses a round samples"
 _PARTIAL = (
-    "rl.staleness, which samples ahead while the policy learns, is closest"
+    "sampling ahead while the policy learns is closest: see"
+    " rl_reason/features/README.md"
 )
 _PHASES = (
     "examples/phases.py runs the phases of a plan one after the other, and"

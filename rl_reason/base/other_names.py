@@ -112,8 +112,6 @@ OF_OTHERS = {
     "max_seq_token_per_tpu": "updates.token_budget",
     "tensor_model_parallel_size": "mesh.tensor",
     "ulysses_sequence_parallel_size": "mesh.sequence",
-    "max_staleness": "rl.staleness",
-    "off_policy_steps": "rl.staleness",
     # Run.
     "eval_steps": "evaluate.every",
     "test_freq": "evaluate.every",

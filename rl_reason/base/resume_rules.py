@@ -39,7 +39,6 @@ PROGRESS: dict[str, Predicate] = {
     "critic.schedule": lambda name: name != "constant",
     "reward.functions": _moves,
     "loss.terms": _moves,
-    "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
 } | {
     f"{known.field}.name": functools.partial(_takes_progress, kind)
     for kind, known in function_kinds.KINDS.items()
@@ -155,8 +154,11 @@ def free_fields() -> tuple[str, ...]:
 
 def reads_progress(fields: Fields) -> bool:
   """Whether a step of a run depends on the number of all steps."""
+  known = PROGRESS.copy()
+  for one in features.declared():
+    known |= one.progress
   return any(
-      name in fields and reads(fields[name]) for name, reads in PROGRESS.items()
+      name in fields and reads(fields[name]) for name, reads in known.items()
   )
 
 

@@ -27,7 +27,6 @@ class RLState:
     mesh: where arrays are saved from and restored to.
     step: RL steps that are done.
     evaluated: the policy of this step was evaluated.
-    ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
     certificate: `certificate.Certificate`, checksums of recent policies.
     parts: of the features of the run.
   """
@@ -41,26 +40,21 @@ class RLState:
   mesh: Any
   step: int = 0
   evaluated: bool = False
-  ahead: Any = None
   certificate: Any = None
   parts: Part = dataclasses.field(default_factory=Part)
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
-    on_host = self.parts.arrays()
-    if self.ahead is not None:
-      on_host["ahead"] = self.ahead.arrays()
     return dict(
         policy=self.policy,
         critic=self.critic,
-        **sharding.put(self.mesh, named(on_host)),
+        **sharding.put(self.mesh, named(self.parts.arrays())),
     )
 
   def host(self) -> dict[str, Any]:
     """Everything else, as JSON."""
-    # Batches in flight first: to sample them moves the stream of prompts.
-    beside = {} if self.ahead is None else dict(ahead=self.ahead.host())
-    beside |= self.parts.host()
+    # The parts first: what they wait for moves the stream of prompts.
+    beside = self.parts.host()
     if scores := self.collector.rewards.get_state():
       beside["scores"] = scores
     return beside | dict(
@@ -88,18 +82,6 @@ class RLState:
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
     self.certificate.restore(host.get("certificate", {}))
-    if self.ahead is not None:
-      self.ahead.restore(sharding.fetch(arrays["ahead"]), host["ahead"])
-
-  def wait(self) -> None:
-    """Waits until nothing is sampled ahead any more."""
-    if self.ahead is not None:
-      self.ahead.wait()
-
-  def close(self) -> None:
-    """Ends the thread that samples ahead, if there is one."""
-    if self.ahead is not None:
-      self.ahead.close()
 
 
 # The name of Rollouts.record in checkpoints.

@@ -122,8 +122,3 @@ def off_policy(c) -> Iterator[Rule]:
         "gets LoRA factors merged with their matrix; an engine in bfloat16"
         " rounds most of a small adapter away: run the engine in float32"
     )
-  if uncorrected and c.rl.old_logps == "trainer":
-    yield "rl.old_logps", (
-        "nothing corrects for the age of the policy that sampled;"
-        " correction.name = 'truncate' does"
-    )

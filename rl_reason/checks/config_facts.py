@@ -168,7 +168,7 @@ def off_policy_fields(c) -> dict[str, int]:
   Returns:
     the fields of this config, and the values without such rows.
   """
-  values = {"rl.staleness": 0, "updates.minibatches": 1, "updates.epochs": 1}
+  values = {"updates.minibatches": 1, "updates.epochs": 1}
   found = {name: x for name, x in values.items() if config.at(c, name) != x}
   for one in feature.used(c):
     found |= dict.fromkeys(one.older_policies(c), 0)
@@ -177,7 +177,17 @@ def off_policy_fields(c) -> dict[str, int]:
 
 def mesh_axes(c) -> dict[str, int]:
   """Axes of the mesh that learns, as they are configured."""
-  return {name: size for name, size in c.mesh.items() if name != "rollout"}
+  return {name: c.mesh[name] for name in axes.NAMES if name in c.mesh}
+
+
+def samplers(c) -> int:
+  """Devices that only sample."""
+  return sum(one.samplers(c) for one in feature.used(c))
+
+
+def lag(c) -> int:
+  """RL steps, at most, from the policy that samples a batch to its update."""
+  return sum(one.lag(c) for one in feature.used(c))
 
 
 def packed_rows(c, num_shards: int = 1) -> int:
@@ -337,4 +347,4 @@ def by_reward(c) -> bool:
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
   """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
-  return axes.fill(mesh_axes(c), devices - c.mesh.rollout)
+  return axes.fill(mesh_axes(c), devices - samplers(c))

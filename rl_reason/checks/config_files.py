@@ -9,7 +9,8 @@ from rl_reason import features
 from rl_reason.base import own_code
 from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean
-from rl_reason.checks import config_facts, presets
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import presets
 
 PRESETS, EXAMPLE = presets.FOLDER, presets.EXAMPLE
 
@@ -114,9 +115,8 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
-  sizes = config_facts.mesh_axes(c)
-  c.mesh.update({x: 1 for x in sizes if x not in ("data", "fsdp")})
-  c.mesh.rollout = 0
+  others = [x for x in c.mesh if x not in ("data", "fsdp")]
+  c.mesh.update({x: FIELDS[f"mesh.{x}"].default for x in others})
   # Few and short responses, in whole groups.
   at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
   c.rollout.batch = max(64, c.rollout.group_size)

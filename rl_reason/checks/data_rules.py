@@ -123,10 +123,6 @@ def environment(c) -> Iterator[Rule]:
     yield "reward.outcome.name", (
         "the environment gives the rewards: leave it at 'correctness'"
     )
-  if c.rl.staleness:
-    yield "rl.staleness", (
-        "trajectories of several turns are not sampled ahead: set it to 0"
-    )
   if c.rollout.engine.name != "own":
     yield "rollout.engine.name", (
         "an external engine cannot continue a response after a turn: use 'own'"

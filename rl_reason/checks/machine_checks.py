@@ -1,14 +1,14 @@
 """What the files, the hub and the devices of this machine allow."""
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import feature
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import model_rules, relations, rules
+from rl_reason.checks import config_facts, model_rules, relations, rules
 from rl_reason.checks.config_facts import (
     kind_of_rows,
     learns,
@@ -103,53 +103,62 @@ def devices(
   quantization.scheme(c.model, c.export.precision)
   rules.check(c, relations.of_experts(c))
   rules.check(c, model_rules.experts(c))
-  sizes, samplers = mesh_sizes(c, devices), c.mesh.rollout
+  sizes, samplers = mesh_sizes(c, devices), config_facts.samplers(c)
   covered = math.prod(sizes.values()) == devices - samplers
   if samplers < devices and not covered:
-    more = f" besides the {samplers} of mesh.rollout" if samplers else ""
+    more = f" besides the {samplers} that only sample" if samplers else ""
     raise ConfigError(
         f"mesh = {axes.text(sizes)}: does not cover {devices - samplers}"
         f" devices{more}; set one axis to -1"
     )
-  rules.check(c, _batches(c, sizes, devices, stage))
+  for one in feature.used(c):
+    rules.check(c, one.devices(c, devices, sizes))
+  # Value pretraining and evaluations sample with the devices that learn.
+  shards = axes.num_shards(sizes, "batch")
+  rules.check(c, uneven(c, sampled(c) | _learned(c, stage), shards, sizes))
   rules.check(c, model_rules.split(c, sizes))
 
 
-def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
-  """Batches that the devices cannot share evenly."""
-  r, samplers, tensor = c.rollout, c.mesh.rollout, sizes["tensor"]
-  some = f"of {devices} devices, some must learn"
-  if samplers >= devices:
-    yield "mesh.rollout", some
-  if samplers % tensor:
-    yield "mesh.rollout", f"must be a multiple of {tensor=}"
-  sampled = {
-      "rollout.batch": r.batch // r.group_size,
-      "rollout.slots": r.slots,
-  }
-  groups = {"rollout.batch"}
+def sampled(c) -> dict[str, int]:
+  """Numbers that the devices that sample share evenly, by field."""
+  r = c.rollout
+  out = {"rollout.batch": r.batch // r.group_size, "rollout.slots": r.slots}
   for one in feature.used(c):
-    sampled |= one.shared(c)
-    groups |= one.shared(c).keys()
-  learned = {
+    out |= one.shared(c)
+  return out
+
+
+def _learned(c, stage: str) -> dict[str, int]:
+  """Numbers of rows that the devices that learn share evenly, by field."""
+  out = {
       "sft.batch": c.sft.batch if sft_steps(c) else 0,
-      "updates.minibatches": r.batch // c.updates.minibatches,
+      "updates.minibatches": c.rollout.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
       "generate.batch": c.generate.batch,
   }
   for one in feature.used(c):
-    learned |= one.learned(c)
+    out |= one.learned(c)
   if of_feature := feature.stages().get(stage):
-    learned |= of_feature.rows(c)
-  # Value pretraining and evaluations sample with the devices that learn.
-  shards = axes.num_shards(sizes, "batch")
-  by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
-  split = axes.of_batch(sizes)
-  for count, batches in by_count:
-    for name, rows in batches.items():
-      if rows % count:
-        unit = "groups" if name in groups else "rows"
-        yield name, (
-            f"{rows} {unit} cannot be split over {count} shards ({split}): make"
-            f" their number a multiple of {count}"
-        )
+    out |= of_feature.rows(c)
+  return out
+
+
+def uneven(
+    c, numbers: Mapping[str, int], shards: int, sizes: Mapping[str, int]
+) -> Iterator[rules.Rule]:
+  """Numbers that shards cannot share evenly.
+
+  Args:
+    c: the config.
+    numbers: of rows or groups, by field.
+    shards: how many share them.
+    sizes: of the axes of the mesh.
+  """
+  split, groups = axes.of_batch(sizes), {*sampled(c)} - {"rollout.slots"}
+  for name, number in numbers.items():
+    if number % shards:
+      unit = "groups" if name in groups else "rows"
+      yield name, (
+          f"{number} {unit} cannot be split over {shards} shards ({split}):"
+          f" make their number a multiple of {shards}"
+      )

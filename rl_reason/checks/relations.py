@@ -115,8 +115,11 @@ OF_COMMANDS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def is_set(c, name: str) -> bool:
-  """Whether a field has another value than its default."""
-  return at(c, name) != FIELDS[name].default
+  """Whether a field has another value than its default.
+
+  A field of a feature that is not there is not set.
+  """
+  return name in FIELDS and at(c, name) != FIELDS[name].default
 
 
 def _is_off(name: str) -> bool:

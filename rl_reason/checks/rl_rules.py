@@ -64,7 +64,7 @@ def packing(c) -> Iterator[Rule]:
 
 
 def engine(c) -> Iterator[Rule]:
-  """What samples: our sampler, devices of its own, or another engine."""
+  """What samples: our sampler or another engine."""
   other = c.rollout.engine.name != "own"
   for name in ("weights", "cache", "stop_strings"):
     value = c.rollout[name]
@@ -73,13 +73,6 @@ def engine(c) -> Iterator[Rule]:
           f"{value!r} is for the sampler of this package: leave the field out,"
           " or set rollout.engine.name = 'own'"
       )
-  if c.mesh.rollout and other:
-    yield "mesh.rollout", "the engine has devices of its own: leave it at 0"
-  if c.mesh.rollout and config_facts.reward_models(c):
-    yield "mesh.rollout", (
-        "reward models score evaluations, too, which only the devices that"
-        " learn sample: leave it at 0"
-    )
 
 
 def rewards(c) -> Iterator[Rule]:
@@ -220,12 +213,6 @@ def advantages(c) -> Iterator[Rule]:
     yield "reward.incorrect", (
         "must be below 0: weak_positives learns from negative rewards"
     )
-  if config_facts.reads_squares(c):
-    if c.rl.staleness > 0 and c.rl.old_logps == "sampler":
-      yield "rl.old_logps", (
-          f"{name} reads log-probs beside the distribution that they are of,"
-          " and these are of an older policy: use 'trainer'"
-      )
   if "parts" in inputs and not c.reward.functions:
     yield "advantage.name", (
         f"{name} normalises several rewards: name some in reward.functions"
@@ -302,9 +289,6 @@ def loss(c) -> Iterator[Rule]:
         f" off-policy: set {late}; or use ppo, whose ratio corrects for the"
         " policy that sampled"
     )
-  corrected = c.rl.staleness and c.correction.name != "none"
-  if corrected and c.rl.old_logps == "sampler":
-    yield "correction.name", "does nothing here: set rl.old_logps = 'trainer'"
   # Without these fields the arrays are zeros.
   critic = config_facts.has_critic(c), "advantage.name = 'gae'"
   estimated = config_facts.estimates_kl(c), "kl.kind = 'k3' and kl.coef"

@@ -22,6 +22,7 @@ FEATURES = (
     "standardised_scores",
     "retired_prompts",
     "unequal_groups",
+    "sampling_ahead",
 )
 
 

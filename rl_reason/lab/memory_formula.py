@@ -176,8 +176,8 @@ def estimate(
   }
 
   # Copies of the weights of the sampler, for batches ahead.
-  if c.rl.staleness and not c.mesh.rollout:
-    copies = c.rl.staleness * weight_bytes(c, cfg, mesh, r.weights)
+  if (lag := config_facts.lag(c)) and not config_facts.samplers(c):
+    copies = lag * weight_bytes(c, cfg, mesh, r.weights)
     resident["copies for batches ahead"] = copies
 
   # Sampling: a round of RL, and a batch of an evaluation.

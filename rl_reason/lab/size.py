@@ -139,11 +139,10 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
       f" evaluate.batch = {prompts}"
       f"{' (as it is)' if prompts == c.evaluate.batch else ''}"
   )
-  if config.mesh.rollout:
+  if count := config_facts.samplers(config):
     display.say(
-        f"mesh.rollout = {config.mesh.rollout}: the table is for the devices"
-        " that learn, as if they sampled, too; the devices that only sample are"
-        " not counted"
+        "the table is for the devices that learn, as if they sampled, too; the"
+        f" {count} devices that only sample are not counted"
     )
   if not (rows and slots and prompts):
     display.say(

@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_reason import features, tasks
 from rl_reason.base import json_files
+from rl_reason.devices import axes
 from rl_reason.report import machine
 
 FILE = "model.json"
@@ -273,11 +274,8 @@ def _batch(f: _Fields) -> str:
 
 
 def _steps(f: _Fields) -> str:
-  """RL steps, what overlaps, and the seed."""
-  out = f"{f['rl.steps']:,} of RL"
-  if f["rl.staleness"]:
-    out += f"; sampling at most {f['rl.staleness']} steps ahead"
-  return f"{out}; seed {f['seed']}"
+  """RL steps, and the seed."""
+  return f"{f['rl.steps']:,} of RL; seed {f['seed']}"
 
 
 def _devices(f: _Fields, known: dict[str, Any]) -> str:
@@ -286,8 +284,8 @@ def _devices(f: _Fields, known: dict[str, Any]) -> str:
   if known.get("backend") == "cpu":
     kind = f"CPU ({known.get('cpu model')})"
   out = f"{known.get('device count', '?')} × {kind}" if known else "unknown"
-  axes = ("data", "fsdp", "sequence", "tensor", "expert", "rollout")
-  split = [f"{x} {f[f'mesh.{x}']}" for x in axes if f[f"mesh.{x}"] > 1]
+  sizes = {x: f[f"mesh.{x}"] for x in axes.NAMES}
+  split = [f"{x} {size}" for x, size in sizes.items() if size > 1]
   out += f", mesh {', '.join(split)}" if split else ""
   out += f"; {f['model.dtype']}"
   for field, words in (("weights", "sampler weights"), ("cache", "KV cache")):

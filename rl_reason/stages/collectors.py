@@ -1,19 +1,14 @@
-"""The collector of a stage, and sampling ahead, as a config describes them.
+"""The collector of a stage, as a config describes it.
 
 A collector draws prompts, samples responses and grades them; which class does
 so depends on turns and features.
 """
 
-from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from rl_reason.base import feature
 from rl_reason.base.structs import Experience
-from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import config_facts
-from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
@@ -21,13 +16,10 @@ from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.models import decoder, experts
-from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.samples import EXTREMES, SampleLog
+from rl_reason.models import experts
 from rl_reason.rollout import sampling_filters
 from rl_reason.stages import build_step
 from rl_reason.stages.session import Session
-from rl_reason.training import certificate
 
 
 def collector(
@@ -105,40 +97,3 @@ def empty_rows(c, rows: int) -> Experience:
       steps=c.reward.process != "none",
       record=record,
   )
-
-
-def sample_ahead(
-    c,
-    collect: Callable[..., tuple],
-    *,
-    state: RLState,
-    samples: SampleLog,
-    cfg: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    display: Display,
-) -> Ahead:
-  """`collect` ahead of learning, on the mesh that samples; see `Ahead`."""
-  return Ahead(
-      collect,
-      state.collector,
-      samples,
-      staleness=c.rl.staleness,
-      steps=c.rl.steps,
-      sampler_logps=c.rl.old_logps == "sampler",
-      mesh=mesh,
-      empty=no_batches(c),
-      replay=certificate.replayer(cfg, mesh, c.rollout.temperature, display),
-  )
-
-
-def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
-  """Padding in the shapes of S batches in flight, and of their extreme groups.
-
-  An extreme group may be as large as a whole round if groups are unequal.
-  """
-  group = c.rollout.group_size
-  if feature.sizes(c) is not None:
-    group = c.dynamic_sampling.batches * c.rollout.batch
-  rows = empty_rows(c, c.rollout.batch)
-  extremes = empty_rows(c, len(EXTREMES) * group)
-  return ((rows, extremes),) * c.rl.staleness

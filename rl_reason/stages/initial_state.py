@@ -12,7 +12,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.models import checksums, critic, decoder, linear
 from rl_reason.monitoring import resources
-from rl_reason.stages import collectors, optimizers
+from rl_reason.stages import optimizers
 from rl_reason.stages.model import Model
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.training.optimizer import abstract_state, init_state, new_state
@@ -85,8 +85,6 @@ def abstract_arrays(c, model: Model) -> Tree:
   on_host: dict[str, Tree] = {}
   for one in feature.used(c):
     on_host |= one.arrays(c)
-  if c.rl.staleness:
-    on_host["ahead"] = collectors.no_batches(c)
   return dict(
       policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )

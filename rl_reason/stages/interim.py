@@ -94,7 +94,7 @@ def run(
   The score is None if it was not measured. `answer` is of the task, for the
   calibration before and after RL.
   """
-  state.wait()  # sampler and verifiers are shared
+  state.parts.wait()  # sampler and verifiers are shared
   say, start = output.display.say, time.monotonic()
   first_or_last = state.step in (0, c.rl.steps)
   count = c.evaluate.interim_prompts

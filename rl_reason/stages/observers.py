@@ -41,7 +41,7 @@ def step_metrics(
       on_policy=on_policy,
       gamma=config_facts.discount(c),
       verified=not config_facts.no_verifier(c),
-      stale=c.rl.staleness > 0,
+      stale=config_facts.lag(c) > 0,
       **more,
   )
 
@@ -138,7 +138,7 @@ def certify(c, session: Session, base: Tree | None) -> certificate.Certificate:
       base,
       cfg=session.model.cfg,
       kind=r.weights,
-      staleness=c.rl.staleness,
+      lag=config_facts.lag(c),
       routes=r.replay_routing,
       gap_bound=certificate.bound(
           {r.weights, r.cache},

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from rl_reason import environments as environments_lib, tasks
+from rl_reason import environments as environments_lib, features, tasks
 from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, prompt_lengths
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
@@ -40,11 +41,12 @@ def check_machine(c) -> None:
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
   if jax.process_count() > 1:
-    for name, off, reason in (
-        ("rl.staleness", 0, "threads would start programs in different orders"),
-        ("rollout.engine.name", "own", "each process would send all requests"),
-    ):
-      if (value := config_lib.at(c, name)) != off:
+    alone = {"rollout.engine.name": "each process would send all requests"}
+    for one in features.declared():
+      alone |= one.one_process
+    for name, reason in alone.items():
+      value, off = config_lib.at(c, name), FIELDS[name].default
+      if value != off:
         raise errors.ConfigError(
             f"{name} = {value!r}: not with several processes, since {reason}:"
             f" set it to {off!r}, or start one process"
@@ -187,7 +189,7 @@ def rollout_engine(
   """The engine that samples in RL, on the devices of `mesh`.
 
   Returns:
-    `own`, an engine on the devices of config.mesh.rollout, or the one that
+    `own`, an engine on devices that only sample, or the one that
     config.rollout.engine names.
   """
   if factory := functions.bind("engine", c.rollout.engine):

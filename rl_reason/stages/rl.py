@@ -123,11 +123,8 @@ def train(
   loop = feature.Loop(
       signal,
       lambda params, rollouts: trainer_logps(params, plan_rows(rollouts))[0],
-      mesh,
-      session.row_source,
-      session.environments,
-      tok,
-      display.say,
+      collector,
+      session,
   )
   state, base = initial_state(
       c,
@@ -193,17 +190,7 @@ def train(
     found = collector.finish(*found, weights=weights, step=step)
     return *found, collector.counts() | dict(version=step)
 
-  collect: Callable[..., Any] = sample_batch
-  if c.rl.staleness:  # batches of later steps are sampled meanwhile
-    collect = state.ahead = collectors.sample_ahead(
-        c,
-        sample_batch,
-        state=state,
-        samples=samples,
-        cfg=cfg,
-        mesh=rollout_engine.mesh,
-        display=display,
-    )
+  collect = state.parts.collecting(sample_batch, samples)
   keep = {name: c.checkpoint[name] for name in ("keep_last", "keep_best")}
   stage = open_stage(c, output, "rl", **keep)
   if stage.restore(state) and interim.is_complete(state, total, display):
@@ -216,7 +203,7 @@ def train(
     goes_on = replay.between_steps(stage, logger)
   clock.skip()
   running = stage.running("RL", total, state, logger.flush)
-  with contextlib.closing(state), running:
+  with contextlib.closing(state.parts), running:
     while goes_on(state, params := policy(state.policy.params)):
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.

@@ -19,16 +19,12 @@ import numpy as np
 
 from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.devices import sharding
-from rl_reason.devices.compiled import CompiledOnce
-from rl_reason.models import checksums, decoder, linear
+from rl_reason.models import checksums, decoder
 from rl_reason.monitoring.alerts import HEALTH
-from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
-from rl_reason.training import packing, step
 
 KEPT = 4  # RL steps whose checksums are known, beyond those in flight
 PLACES = 3  # that a line names
-REPLAYED = 4  # rows of a batch that was sampled ahead
 ROUNDED = 2**-7  # relative; bfloat16 rounds by half of it
 
 
@@ -40,7 +36,7 @@ class Certificate:
     base: frozen parameters of a run with LoRA factors; else None.
     cfg: shape of the policy.
     kind: of the sampler weights: 'same', 'bfloat16' or 'int8'.
-    staleness: steps by which batches are sampled ahead.
+    lag: RL steps, at most, from the policy that samples a batch to its update.
     routes: whether the experts of each token are replayed.
     gap_bound: of the gap between log-probs, see `bound`.
   """
@@ -52,7 +48,7 @@ class Certificate:
       *,
       cfg: decoder.ModelConfig,
       kind: str,
-      staleness: int,
+      lag: int,
       routes: bool,
       gap_bound: float,
   ):
@@ -62,13 +58,13 @@ class Certificate:
     )
     if engine.takes_parameters(kind):
       self._make = checksums.as_they_are
-    self._ahead, self._routes, self._bound = staleness, routes, gap_bound
+    self._lag, self._routes, self._bound = lag, routes, gap_bound
     self._meant: dict[int, Any] = {}  # checksums by RL step, device or host
 
   def weights(self, step: int, params: Tree) -> Tree:
     """The sampler weights of a step, of which the certificate takes note."""
     self._meant[step] = checksums.on_device(params, self._make)
-    for old in sorted(self._meant)[1 : -KEPT - self._ahead]:
+    for old in sorted(self._meant)[1 : -KEPT - self._lag]:
       del self._meant[old]  # the first and the newest ones stay
     return self._engine.weights(params, self._kind)
 
@@ -208,63 +204,6 @@ class Certificate:
       ]
       names.append((of + is_ + ["other numbers"])[0])
     return names
-
-
-def replayer(
-    cfg: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    temperature: float,
-    display: Display,
-) -> Callable[[Experience, Tree], dict[str, float]]:
-  """Compares log-probs where the policy is gone when a batch is learned.
-
-  Batches that are sampled ahead are of an older policy, whose log-probs the
-  trainer does not compute. A few of their rows are replayed with the weights
-  that sampled them, which the checksums certify, by the trainer's forward pass.
-
-  Args:
-    cfg: shape of the policy.
-    mesh: the devices that sample.
-    temperature: of sampling.
-    display: the screen.
-
-  Returns:
-    (rows of a batch, weights that sampled it) -> metrics, as `of_logps`.
-  """
-  shards = sharding.num_shards(mesh, "batch")
-  count = shards * max(REPLAYED // shards, 1)
-  program = CompiledOnce(
-      "log-probabilities of a few rows",
-      step.map_micro_batches(
-          lambda weights, packed: decoder.packed_logps(
-              _for_training(weights), cfg, packed, temperature
-          )[0]
-      ),
-      display,
-  )
-
-  def replay(rows: Experience, weights: Tree) -> dict[str, float]:
-    real = np.flatnonzero(rows.age_B >= 0)
-    if not real.size:
-      return {}
-    index = real[np.linspace(0, real.size - 1, count).astype(int)]
-    rollouts = jax.tree.map(lambda x: x[index], rows.rollouts)
-    plan = packing.plan(
-        rollouts, packed_rows=sharding.num_shards(mesh, "rows"), minibatches=1
-    )
-    logps_BT = step.forward(mesh, program, weights, plan)
-    gap = np.abs(rollouts.logps_BT - logps_BT)[rollouts.mask_BT]
-    return {"rollout/logp_gap_mean": gap.mean()}
-
-  return replay
-
-
-def _for_training(weights: Tree) -> Tree:
-  """Sampler weights with the head as an array, which `packed_logps` reads."""
-  head = weights.get("head")
-  if not isinstance(head, linear.Int8):
-    return weights
-  return weights | dict(head=head.values * head.scale)
 
 
 def _digest(sums: checksums.Sums) -> int:

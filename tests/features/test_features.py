@@ -63,7 +63,10 @@ class Counted(feature.Part):
   """A part with a state, an array and a metric of its own."""
 
   def __init__(self, name):
-    self.name, self.count = name, 0
+    self.name, self.count, self.open = name, 0, True
+
+  def collecting(self, collect, samples):
+    return lambda: [*collect(), self.name, samples]
 
   def exchange(self, rows, step):
     self.count += rows
@@ -74,6 +77,12 @@ class Counted(feature.Part):
 
   def restore(self, arrays, host):
     self.count = arrays[self.name] + host.get(self.name, 0)
+
+  def wait(self):
+    self.count = 0
+
+  def close(self):
+    self.open = False
 
 
 class Older(feature.Part):
@@ -107,6 +116,11 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   assert (saved, host) == (dict(a=2, b=2), dict(a=10))
   parts.restore(saved, host)
   assert parts.arrays() == dict(a=12, b=2)
+  assert parts.collecting(lambda: [0], 1)() == [0, "a", 1, "b", 1]
+  parts.wait()
+  assert parts.arrays() == dict(a=0, b=0) and made[0].open
+  parts.close()
+  assert not made[0].open and not made[3].open
   assert feature.Part().inputs(None) == feature.Part().arrays() == {}
 
 

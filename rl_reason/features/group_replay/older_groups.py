@@ -64,14 +64,16 @@ def start(c, loop: feature.Loop) -> "OlderGroups":
     rows = stored_groups.read(
         where,
         pathlib.Path(r.replay_from),
-        loop.tok,
+        loop.session.tok,
         group_size=r.group_size,
         temperature=r.temperature,
         max_prompt=r.max_prompt,
         max_tokens=r.max_tokens,
     )
     count, groups = found.fill(rows), len(rows.age_B) // r.group_size
-    loop.say(f"{where}: {count} of {groups} groups in the buffer of replay")
+    loop.session.output.display.say(
+        f"{where}: {count} of {groups} groups in the buffer of replay"
+    )
   return found
 
 

@@ -79,34 +79,34 @@ def start(c, loop: feature.Loop) -> Streams:
     DataError: a stream has no row to imitate.
   """
   steps, found = c.updates.minibatches * c.updates.epochs, {}
+  session = loop.session
+  tok, mesh, say = session.tok, session.model.mesh, session.output.display.say
 
   def counted(name: str, rows: int) -> None:
     passes = c.rl.steps * steps * c.streams[f"{name}_batch"] / rows
-    loop.say(f"streams.{name}: {passes:.2g} passes over {rows:,} rows in RL")
+    say(f"streams.{name}: {passes:.2g} passes over {rows:,} rows in RL")
 
   if c.streams.sft:
-    source = loop.row_source, loop.tok, loop.say
+    source = session.row_source, tok, say
     batches = sft.batches(
         *(c, c.sft, "stream", c.streams.sft_batch, *source),
         functools.partial(counted, "sft"),
     )
-    found["sft"] = batches, sft.packer(c, loop.tok, loop.environments)
+    found["sft"] = batches, sft.packer(c, tok, session.environments)
   if c.streams.text:
     slots = c.rollout.max_prompt + c.rollout.max_tokens
     parts, weights = plain_text.read(
         "streams.text_sources",
-        *(c.streams.text_sources, loop.tok, slots, loop.say),
+        *(c.streams.text_sources, tok, slots, say),
         revisions=config_facts.revisions(c),
     )
     counted("text", sum(map(len, parts)))
     mixed = pipelines.mix(parts, weights, host_seed(c.seed, "plain text"))
     batches = pipelines.iterate(mixed, c.streams.text_batch)
-    pack = functools.partial(
-        plain_text.pack, slots=slots, pad=loop.tok.pad_token_id
-    )
+    pack = functools.partial(plain_text.pack, slots=slots, pad=tok.pad_token_id)
     found["text"] = batches, pack
-  packed_rows = build_step.packed_rows(c, loop.mesh)
-  return Streams(found, steps=steps, packed_rows=packed_rows, mesh=loop.mesh)
+  packed_rows = build_step.packed_rows(c, mesh)
+  return Streams(found, steps=steps, packed_rows=packed_rows, mesh=mesh)
 
 
 def gradient_of(c, cfg: Any, coefs: Mapping[str, float]) -> Callable:

@@ -175,15 +175,7 @@ def session(tmp_path):
 
 
 def stream_of(session):
-  loop = feature.Loop(
-      signal=None,
-      logps=None,
-      mesh=session.mesh,
-      row_source=session.row_source,
-      environments=None,
-      tok=session.tok,
-      say=session.display.say,
-  )
+  loop = feature.Loop(signal=None, logps=None, collector=None, session=session)
   return streams.start(session.c, loop)
 
 

@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl_reason.base import feature
 from rl_reason.base.structs import Experience, Tree
 from rl_reason.collect import experience
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.monitoring import resources, run_log
-from rl_reason.monitoring.samples import SampleLog
+from rl_reason.monitoring.samples import EXTREMES, SampleLog
+from rl_reason.stages import collectors
 
 
 class Batch(NamedTuple):
@@ -37,13 +39,11 @@ class Batch(NamedTuple):
   host: dict[str, Any]
 
 
-class Ahead:
-  """Samples batches ahead of learning; has the signature of `collect`.
+class Ahead(feature.Part):
+  """Samples batches ahead of learning.
 
   Args:
-    collect: (step, weights, on_dispatch) -> rows, metrics, counts.
-    collector: of `collect`; gets its own clock, which nothing reads.
-    samples: log of samples, which keeps groups of each step.
+    collector: of the batches; gets its own clock, which nothing reads.
     staleness: S.
     steps: of the run; later batches are not sampled.
     sampler_logps: whether the old log-probs of stale rows are the sampler's.
@@ -54,9 +54,7 @@ class Ahead:
 
   def __init__(
       self,
-      collect: Callable[..., tuple],
       collector: RolloutCollector,
-      samples: SampleLog,
       *,
       staleness: int,
       steps: int,
@@ -65,19 +63,26 @@ class Ahead:
       empty: tuple[tuple[Experience, Experience], ...],
       replay: Callable[[Experience, Tree], dict[str, float]] = lambda *_: {},
   ):
-    self._replay = replay
-    self._collect, self._samples = collect, samples
+    self._replay, self._collector = replay, collector
     self._staleness, self._steps = staleness, steps
     self._sampler_logps, self._mesh, self._empty = sampler_logps, mesh, empty
-    self._clock, collector.clock = collector.clock, resources.Clock()
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "sampling")
     self._batches: dict[int, concurrent.futures.Future[Batch]] = {}
     self._work: list[list[float]] = []  # [start, end] of recent batches
     self._learning_since: float | None = None
 
-  def __call__(
+  def collecting(
+      self, collect: feature.Collect, samples: SampleLog
+  ) -> feature.Collect:
+    """Collects ahead; `samples` keep groups of each step."""
+    self._collect, self._samples = collect, samples
+    clock = self._collector.clock
+    self._clock, self._collector.clock = clock, resources.Clock()
+    return self._batch
+
+  def _batch(
       self, step: int, weights: Tree, on_dispatch: Callable[[], None]
-  ) -> tuple[Experience, dict[str, Any], dict[str, dict[str, float]]]:
+  ) -> tuple[Experience, dict[str, Any], dict[str, Any]]:
     """Returns the batch of a step; starts batches of up to S steps later.
 
     `step` counts completed RL steps; `on_dispatch` is called once these batches
@@ -132,19 +137,23 @@ class Ahead:
     spans = [min(end, b) - max(start, a) for a, b in self._work]
     return sum(max(x, 0.0) for x in spans)
 
-  def wait(self) -> list[Batch]:
+  def wait(self) -> None:
+    """Waits for the batches in flight."""
+    self._in_flight()
+
+  def _in_flight(self) -> list[Batch]:
     """Waits for the batches in flight; returns the ones before a failure."""
     found = []
     for _, batch in sorted(self._batches.items()):
       if batch.exception() is not None:
-        break  # `__call__` of its step raises the exception
+        break  # `_batch` of its step raises the exception
       found.append(batch.result())
     return found
 
-  def arrays(self) -> tuple[tuple[Experience, Experience], ...]:
+  def arrays(self) -> dict[str, tuple[tuple[Experience, Experience], ...]]:
     """Rows and extreme groups of the S batches in flight, padded."""
     out = list(self._empty)
-    for n, batch in enumerate(self.wait()):
+    for n, batch in enumerate(self._in_flight()):
       _, places = out[n]
       groups = self._samples.extremes(batch.host["step"])
       parts = [experience.take(places, []), *groups]
@@ -152,15 +161,16 @@ class Ahead:
           experience.concatenate(parts), len(places.age_B), places, 1
       )
       out[n] = batch.rows, extremes
-    return tuple(out)
+    return dict(ahead=tuple(out))
 
-  def host(self) -> list[dict[str, Any]]:
+  def host(self) -> dict[str, list[dict[str, Any]]]:
     """Step, metrics and counts of the batches in flight, as JSON."""
-    return [batch.host for batch in self.wait()]
+    return dict(ahead=[batch.host for batch in self._in_flight()])
 
-  def restore(self, arrays: Tree, host: list[dict[str, Any]]) -> None:
+  def restore(self, arrays: dict[str, Any], host: dict[str, Any]) -> None:
     """Restores a save of `arrays` and `host`."""
-    for (rows, extremes), found in zip(arrays, host, strict=False):
+    saved = zip(arrays["ahead"], host["ahead"], strict=False)
+    for (rows, extremes), found in saved:
       counts = dict(found["counts"])
       if "signs" in counts:  # saved by an earlier version
         counts["responses"] = run_log.current_names(counts.pop("signs"))
@@ -181,3 +191,16 @@ def _handed_over(weights: Tree, mesh: jax.sharding.Mesh) -> Tree:
       lambda x: jax.sharding.NamedSharding(mesh, x.sharding.spec), weights
   )
   return jax.device_put(weights, where, may_alias=False)
+
+
+def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
+  """Padding in the shapes of S batches in flight, and of their extreme groups.
+
+  An extreme group may be as large as a whole round if groups are unequal.
+  """
+  group = c.rollout.group_size
+  if feature.sizes(c) is not None:
+    group = c.dynamic_sampling.batches * c.rollout.batch
+  rows = collectors.empty_rows(c, c.rollout.batch)
+  extremes = collectors.empty_rows(c, len(EXTREMES) * group)
+  return ((rows, extremes),) * c.rl.staleness

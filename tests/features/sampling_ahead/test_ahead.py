@@ -1,6 +1,6 @@
 """Sampling ahead of learning: the schedule, the old log-probs, the state.
 
-Complete runs are in tests/slow/test_ahead_runs.py.
+Complete runs are in test_ahead_runs.py.
 """
 
 import json
@@ -13,9 +13,10 @@ import pytest
 
 from rl_reason.algorithms import corrections
 from rl_reason.base.errors import RunError
-from rl_reason.collect import ahead, experience
+from rl_reason.collect import experience
 from rl_reason.collect.experience import no_rows, with_old_logps
 from rl_reason.devices import device_mesh, sharding
+from rl_reason.features.sampling_ahead import ahead
 from rl_reason.monitoring import resources
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.training.step import train_batch
@@ -60,15 +61,14 @@ class Run:
     self.samples._reward = lambda inputs: inputs["correct_B"]
     empty = no_rows(ROWS, 2, T, 0), no_rows(6, 2, T, 0)
     self.ahead = ahead.Ahead(
-        self.collect,
         types.SimpleNamespace(clock=resources.Clock()),
-        self.samples,
         staleness=staleness,
         steps=STEPS,
         sampler_logps=sampler_logps,
         mesh=self.mesh,
         empty=(empty,) * staleness,
     )
+    self.batch = self.ahead.collecting(self.collect, self.samples)
 
   def collect(self, step, weights, on_dispatch):
     if step == self.fails_at:
@@ -85,7 +85,7 @@ class Run:
     out = []
     for step in range(first, last):
       weights = self.weights(step)
-      out.append(self.ahead(step, weights, lambda: None))
+      out.append(self.batch(step, weights, lambda: None))
       weights.delete()
     return out
 
@@ -114,7 +114,7 @@ def test_the_state_holds_the_batches_in_flight():
     killed = Run(2)
     killed.ahead.restore(saved[0], json.loads(json.dumps(saved[1])))
   resumed.ahead.restore(*saved)
-  assert [x["step"] for x in saved[1]] == [3, 4]
+  assert [x["step"] for x in saved[1]["ahead"]] == [3, 4]
   # Step 4 is one of those whose groups are logged (every two steps).
   assert [len(resumed.samples.extremes(x)) for x in (3, 4)] == [1, 0]
   got = resumed.steps(3, STEPS)
@@ -134,7 +134,7 @@ def test_batches_in_flight_that_an_earlier_version_saved():
   killed.steps(0, 1)
   arrays = killed.ahead.arrays()
   host = json.loads(json.dumps(killed.ahead.host()))
-  for batch in host:
+  for batch in host["ahead"]:
     found = batch["counts"].pop("responses")
     batch["counts"]["signs"] = {"sign/first_prompt": found[FIRST]}
   resumed.ahead.restore(arrays, host)
@@ -147,8 +147,8 @@ def test_batches_in_flight_that_an_earlier_version_saved():
 def test_a_batch_that_fails_is_an_error_of_its_own_step():
   run = Run(2, fails_at=2)
   run.steps(0, 1)
-  assert [x["step"] for x in run.ahead.host()] == [1]
-  rows, extremes = run.ahead.arrays()[1]
+  assert [x["step"] for x in run.ahead.host()["ahead"]] == [1]
+  rows, extremes = run.ahead.arrays()["ahead"][1]
   assert not len(experience.without_padding(rows).age_B)
   assert not len(experience.without_padding(extremes).age_B)
   run.steps(1, 2)
