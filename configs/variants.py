@@ -204,13 +204,6 @@ def add(c) -> None:
       expert=number(1, low=1, needs=EXPERTS),
   )
   extend(
-      "rl",
-      # Work directory of a finished run, from whose last state RL starts.
-      init=path(),
-      # The reference of a KL is kl.reference, or this run's policy of SFT.
-      init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
-  )
-  extend(
       "optimizer",
       freeze=number(  # share of the first layers, in RL
           0.0,

@@ -52,6 +52,19 @@ def tiny_config():
   return c
 
 
+class Stop:
+  """Counts the steps of all stages; one of them is the last."""
+
+  def __init__(self, stop_at=None, die_at=None):
+    self.calls, self.stop_at, self.die_at = 0, stop_at, die_at
+
+  def is_set(self):
+    self.calls += 1
+    if self.calls == self.die_at:
+      raise KeyboardInterrupt
+    return self.calls == self.stop_at
+
+
 def set_field(c, name, value):
   *path, last = name.split(".")
   for part in path:

@@ -41,6 +41,9 @@ class Part:
     """Wraps the function that collects batches; `samples` is their log."""
     return collect
 
+  def begin(self, state: Any) -> None:
+    """May change the state of step 0, which a saved one replaces."""
+
   def older(self) -> Any:
     """Groups of earlier steps that the next batch begins with, or None."""
     return None
@@ -59,6 +62,10 @@ class Part:
 
   def after(self, state: Any, rows: Any, credit: dict, entropy_BT: Any) -> None:
     """Sees a step whose update is dispatched; may move `state.coefs`."""
+
+  def evaluated(self, values: Any, step: int) -> dict[str, float]:
+    """Sees the metrics of an evaluation; returns further ones."""
+    return {}
 
   def arrays(self) -> dict[str, Any]:
     """Its arrays in a checkpoint, by name, on the host."""
@@ -177,6 +184,10 @@ class _Parts(Part):
       collect = part.collecting(collect, samples)
     return collect
 
+  def begin(self, state: Any) -> None:
+    for part in self._parts:
+      part.begin(state)
+
   def older(self) -> Any:
     return _first(part.older() for part in self._parts)
 
@@ -192,6 +203,9 @@ class _Parts(Part):
   def after(self, *args: Any) -> None:
     for part in self._parts:
       part.after(*args)
+
+  def evaluated(self, values: Any, step: int) -> dict[str, float]:
+    return _joined(part.evaluated(values, step) for part in self._parts)
 
   def arrays(self) -> dict[str, Any]:
     return _joined(part.arrays() for part in self._parts)
@@ -235,6 +249,8 @@ class Declaration:
       reason.
     not_replayed: fields that --stage=replay cannot change -> the reason.
     sources: fields with sources of rows, as data.train; files are movable.
+    measures: metrics `val-aux/SET/NAME` in the units of the set's score, by
+      NAME -> their name in the report, and what they mean.
     shown: fields -> what the report says of their value, if it is set.
     other_names: names of other libraries -> its fields.
     remedies: names of alerts -> what its fields may do about them.
@@ -254,6 +270,7 @@ class Declaration:
   one_process: Mapping[str, str] = {}
   not_replayed: Mapping[str, str] = {}
   sources: tuple[str, ...] = ()
+  measures: Mapping[str, tuple[str, str]] = {}
   shown: Mapping[str, str] = {}
   other_names: Mapping[str, str] = {}
   remedies: Mapping[str, str] = {}
@@ -294,6 +311,14 @@ class Declaration:
   def lag(self, c: Any) -> int:
     """RL steps, at most, from the policy that samples a batch to its update."""
     return 0
+
+  def content(self, name: str, value: str) -> str | None:
+    """What stands for the content of a movable path; None: all its files."""
+    return None
+
+  def evaluates_all(self, c: Any) -> bool:
+    """Whether each evaluation has the held-out sets, and not the last alone."""
+    return False
 
   def older_policies(self, c: Any) -> list[str]:
     """Fields above 0 by which updates see rows of an older policy."""

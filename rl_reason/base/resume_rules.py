@@ -135,7 +135,6 @@ MOVABLE = (
     "reward.functions",
     "critic.reuse",
     "kl.reference",
-    "rl.init",
 )
 
 

@@ -61,7 +61,7 @@ def _directories(c, unknown: set[str]) -> Iterator[Rule]:
   """Work directories of other runs."""
   for one in feature.used(c):
     yield from (x for x in one.files(c) if x[0] not in unknown)
-  for name in ("sft.reuse", "critic.reuse", "rl.init"):
+  for name in ("sft.reuse", "critic.reuse"):
     path = at(c, name)
     if path and name not in unknown and not pathlib.Path(path).is_dir():
       yield name, "there is no such directory; name the work directory of a run"

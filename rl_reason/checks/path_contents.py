@@ -32,7 +32,7 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
       if (digest := content(config, name))
   }
   if config.model.path and model:
-    found["content.model.path"] = _digest([model], MODEL_FILES)
+    found["content.model.path"] = of_files([model], MODEL_FILES)
   with config.unlocked():
     config.update(config_lib.unflat(found))
 
@@ -52,7 +52,7 @@ def content(config, name: str) -> str:
       if not pathlib.Path(source.place).exists():
         return ""
       files = [path for _, path in datasets.files(source)]
-      parts.append(f"{source.name}:{source.split}*{weight} {_digest(files)}")
+      parts.append(f"{source.name}:{source.split}*{weight} {of_files(files)}")
     return " ".join(parts)
   if name == "reward.functions":
     return _terms(value)
@@ -61,15 +61,16 @@ def content(config, name: str) -> str:
   root = pathlib.Path(value)
   if not value or not root.exists():
     return ""
+  for one in features.declared():
+    if (found := one.content(name, value)) is not None:
+      return found
   if name.endswith(".reuse"):  # a work directory, to which later stages add
     stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
-    return _digest([root / "checkpoints" / stage for stage in stages])
+    return of_files([root / "checkpoints" / stage for stage in stages])
   if name == "kl.reference" and (root / "checkpoints").is_dir():
-    return _digest([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
-  if name == "rl.init":
-    return _digest([root / "checkpoints" / "rl"])
+    return of_files([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
   of_model = name in ("model.path", "tokenizer", "kl.reference")
-  return _digest([root], MODEL_FILES if of_model else ())
+  return of_files([root], MODEL_FILES if of_model else ())
 
 
 def _terms(text: str) -> str:
@@ -80,13 +81,13 @@ def _terms(text: str) -> str:
     if (rules := place.partition("(")[0]).endswith(".json"):
       place, models = rules, reward_terms.models_of(rules)
     if pathlib.Path(place).exists():
-      digest = _digest([pathlib.Path(x) for x in (place, *models)])
+      digest = of_files([pathlib.Path(x) for x in (place, *models)])
       part, found = digest + part.removeprefix(place), True
     out.append(part)
   return ",".join(out) if found else ""
 
 
-def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
+def of_files(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
   """A hash of the names, sizes and bytes (or blocks) of files; '' without any.
 
   Args:

@@ -15,6 +15,7 @@ FEATURES = (
     "controllers",
     "prefix_values",
     "rows_beside_rl",
+    "continual_learning",
     "published_protocols",
     "perturbed_questions",
     "compared_evaluations",

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from rl_reason import features
 from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
@@ -15,7 +16,6 @@ _MEASURES: dict[str, tuple[str, bool, str]] = {
     "response_length/clip_ratio": ("truncated", True, ""),
     "turns/mean": ("turns", False, "turns"),
     "returns/mean": ("sum of rewards", False, "reward"),
-    "forgetting/mean": ("forgetting", True, ""),
 }
 MEANINGS = {
     "mean": "a sampled response is correct",
@@ -28,7 +28,6 @@ MEANINGS = {
     "response length": "tokens, mean",
     "turns": "of a trajectory in an environment, mean",
     "sum of rewards": "over the turns of a trajectory, mean",
-    "forgetting": "best held-out score so far minus this one",
 }
 
 
@@ -77,6 +76,7 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
   }
   first = next(iter(out), "")
   pooled: dict[str, Score] = {}
+  of_features = _of_features()
   for name, value in line.items():
     room, *parts = name.split("/")
     # An interval is read together with its mean.
@@ -92,9 +92,11 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
       pooled[label] = Score(value, half, share, unit)
     elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
       label, share, unit = _MEASURES["/".join(parts[1:])]
-      if label == "forgetting" and rewarded(line, parts[0]):
-        share, unit = False, "reward"
       out[parts[0]][label] = Score(value, half, share, unit)
+    elif "/".join(parts[1:]) in of_features and parts[0] in out:
+      label, _ = of_features["/".join(parts[1:])]
+      unit = "reward" if rewarded(line, parts[0]) else ""
+      out[parts[0]][label] = Score(value, half, not unit, unit)
     elif parts[1:2] == ["reward"] and parts[-1] == "mean" and parts[0] in out:
       label = REWARD + "/".join(parts[2:-1])
       out[parts[0]][label] = Score(value, half, False, "reward")
@@ -133,11 +135,18 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
   return Score(value, half)
 
 
+def _of_features() -> dict[str, tuple[str, str]]:
+  """Measures of features: the name in the report, and the meaning."""
+  found = (x for one in features.declared() for x in one.measures.items())
+  return dict(found)
+
+
 def meaning(name: str) -> str:
   """What a score measures, in a few words; '' for a difficulty."""
   if name.startswith(REWARD):
     return "of sampled responses, without its weight, mean"
-  return MEANINGS.get(name, MEANINGS.get(name.split("@")[0], ""))
+  known = MEANINGS | dict(_of_features().values())
+  return known.get(name, known.get(name.split("@")[0], ""))
 
 
 def shown(names: Iterable[str]) -> list[str]:

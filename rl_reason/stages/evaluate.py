@@ -359,7 +359,8 @@ def evaluate(
 
   chooses = validation_sets(c, row_source) if purpose != "held out" else {}
   sets: dict[str, list[tasks.Row]] = {}
-  if not chooses or purpose == "both" or c.rl.init:  # forgetting is measured
+  every_set = any(one.evaluates_all(c) for one in feature.used(c))
+  if not chooses or purpose == "both" or every_set:
     found = held_out.evaluation_sets(row_source, c.evaluate.prompts)
     sets = {name: rows[:prompts] for name, rows in found.items()}
 

@@ -12,7 +12,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.evaluation import accuracy, forgetting
+from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alerts, bands, resources, run_log
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
@@ -109,9 +109,7 @@ def run(
   )
   output.display.steps_begin(state.step)
   values |= resources.totals(state.counters)
-  known = forgetting.best_before(c.rl.init, output.workdir)
-  forgotten = forgetting.measured(values, known, c.evaluate.mean_of)
-  values |= forgotten
+  values |= state.parts.evaluated(values, state.step)
   values["timing_s/testing"] = time.monotonic() - start
   output.log.metrics("evaluate", state.step, values)
   if first_or_last and jax.process_index() == 0:
@@ -154,8 +152,6 @@ def run(
     ]
     if terms:
       say(f"{kind} mean of reward functions{suffix}: {', '.join(terms)}")
-  for line in forgetting.texts(forgotten, values):
-    say(f"{line} at step {state.step}")
   chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:
     say(

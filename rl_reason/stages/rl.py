@@ -36,7 +36,6 @@ from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.stages import (
     build_step,
     collectors,
-    continued_run,
     interim,
     observers,
     optimizers,
@@ -143,8 +142,7 @@ def train(
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = copied(state.policy.params)
   scale = optimizers.lora_scale(c)
-  if c.rl.init:
-    continued_run.carry_over(c, state, model=model, say=display.say)
+  state.parts.begin(state)
 
   def policy(params: Tree) -> Tree:
     """Parameters as the model reads them: LoRA factors with their base."""

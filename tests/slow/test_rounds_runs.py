@@ -9,7 +9,7 @@ import jax
 import pytest
 import tiny_session
 from conftest import example
-from tiny_session import half_correct  # noqa: F401, fixtures
+from tiny_session import Stop, half_correct  # noqa: F401, fixtures
 
 import rl_reason
 from rl_reason import api, run
@@ -21,19 +21,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("half_correct"),
 ]
-
-
-class Stop:
-  """Counts the steps of all stages; one of them is the last."""
-
-  def __init__(self, stop_at=None, die_at=None):
-    self.calls, self.stop_at, self.die_at = 0, stop_at, die_at
-
-  def is_set(self):
-    self.calls += 1
-    if self.calls == self.die_at:
-      raise KeyboardInterrupt
-    return self.calls == self.stop_at
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import optax
 import pytest
 import tiny_session
 from conftest import example
-from test_rounds_runs import Stop
-from tiny_session import half_correct  # noqa: F401, fixtures
+from tiny_session import Stop, half_correct  # noqa: F401, fixtures
 
 import rl_reason
 from rl_reason import api, run
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError, Stopped
+from rl_reason.features.continual_learning import continued_run
 from rl_reason.monitoring import display
-from rl_reason.stages import continued_run, rl
+from rl_reason.stages import rl
 
 pytestmark = [
     pytest.mark.slow,
@@ -82,7 +82,7 @@ def test_phases_end_with_the_same_bits(changes, make, tmp_path, monkeypatch):
     carry(c, state, **rest)
     seen.append((c, before, *jax.device_get((state.policy, state.critic))))
 
-  monkeypatch.setattr(rl.continued_run, "carry_over", watched)
+  monkeypatch.setattr(continued_run, "carry_over", watched)
   ends = []
   train = rl.train
 

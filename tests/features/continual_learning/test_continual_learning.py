@@ -1,59 +1,19 @@
-"""Held-out sets of several tasks, and forgetting by hand."""
+"""Continual learning: forgetting by hand, the state, and rules."""
 
 import json
+import types
 
 import numpy as np
 import optax
 import pytest
+import tiny_session
 
-from rl_reason import tasks
-from rl_reason.data import held_out, pipelines
-from rl_reason.evaluation import forgetting
+from rl_reason.base import feature
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import file_checks, path_contents, rules
+from rl_reason.features.continual_learning import continued_run, forgetting
+from rl_reason.monitoring import display
 from rl_reason.report import scores
-from rl_reason.stages import continued_run
-from rl_reason.tasks import evaluation_tasks
-
-# --- sets of several tasks ---------------------------------------------------
-
-
-def test_a_text_of_sets():
-  found = evaluation_tasks.parse("arithmetic(2+3), countdown")
-  assert [x.label for x in found] == ["arithmetic-2+3", "countdown-2+3"]
-  assert evaluation_tasks.parse(",".join(x.text for x in found)) == found
-  bare = evaluation_tasks.TaskSet("mine")  # its task defines no difficulties
-  assert (bare.label, bare.text, bare.levels) == ("mine", "mine(0)", (0,))
-  for text, words in (
-      ("arithmetic(2+", "is no task"),
-      ("countdown(9)", "9 is none of countdown's"),
-      ("guess", "several turns"),
-      ("files", "sets of its own"),
-      ("arithmetic(2),arithmetic(2)", "twice"),
-      ("nowhere", "none of arithmetic"),
-  ):
-    with pytest.raises(ValueError, match=words):
-      evaluation_tasks.parse(text)
-
-
-def test_rows_of_further_tasks_are_verified_by_their_own():
-  own, other = tasks.get("arithmetic"), tasks.get("countdown")
-  rows = pipelines.RowSource(
-      own, "arithmetic-2", (2,), 0, others=(("countdown-2", other, (2,)),)
-  )
-  sets = held_out.evaluation_sets(rows, 4)
-  assert [*sets] == ["arithmetic-2", "countdown-2"]
-  assert {x.source for x in sets["countdown-2"]} == {"countdown-2"}
-  mine, theirs = sets["arithmetic-2"][0], sets["countdown-2"][0]
-  both = evaluation_tasks.Several(own, {"countdown-2": other})
-  rng = np.random.default_rng(0)
-  good = own.demonstrate(mine, "careful", rng)
-  best = other.demonstrate(theirs, "careful", rng)
-  pairs = [(best, theirs), (good, mine), ("#", theirs), (best, mine)]
-  assert both.begin(pairs)() == [True, True, False, False]
-  assert both.answer(best, theirs) == other.answer(best, theirs)
-  assert both.DIFFICULTIES == own.DIFFICULTIES
-
-
-# --- forgetting --------------------------------------------------------------
 
 
 def line(step, stage="evaluate", **accuracies):
@@ -108,3 +68,41 @@ def test_the_schedule_of_carried_moments_begins_anew():
   _, (adam, _, schedule) = continued_run.with_schedule_of(fresh, old)
   assert (int(adam.count), int(schedule.count)) == (3, 0)
   assert np.array_equal(adam.mu["a"], old[1][0].mu["a"]) and adam.mu["a"].any()
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path):
+  c = tiny_session.tiny_config()
+  c.rl.init = str(tmp_path / "gone")
+  with pytest.raises(ConfigError, match="rl.init = .*no such directory"):
+    rules.check(c, file_checks._directories(c, set()))
+
+
+def test_the_content_of_the_run_before_is_its_checkpoints_of_rl(tmp_path):
+  """Evaluations add to its directory, and a run that reads it still resumes."""
+  c = tiny_session.tiny_config()
+  place = tmp_path / "before"
+  (place / "checkpoints" / "rl").mkdir(parents=True)
+  (place / "checkpoints" / "rl" / "1").write_text("a")
+  c.rl.init = str(place)
+  before = path_contents.content(c, "rl.init")
+  (place / "report.html").write_text("later")
+  assert path_contents.content(c, "rl.init") == before != ""
+  (place / "checkpoints" / "rl" / "1").write_text("b")
+  assert path_contents.content(c, "rl.init") != before
+
+
+def test_each_evaluation_measures_forgetting_and_says_it(tmp_path, capsys):
+  c = tiny_session.tiny_config()
+  c.rl.init = str(tmp_path)
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(line(5, a=0.6)) + "\n")
+  output = types.SimpleNamespace(
+      workdir=tmp_path / "now", display=display.Display(True)
+  )
+  session = types.SimpleNamespace(output=output)
+  loop = feature.Loop(*(None,) * len(feature.Loop._fields))
+  loop = loop._replace(session=session)
+  (one,) = feature.used(c)
+  assert one.evaluates_all(c)
+  found = feature.start(c, loop).evaluated(line(2, a=0.5), 2)
+  assert found["val-aux/a/forgetting/mean"] == pytest.approx(0.1)
+  assert "forgetting of a: +10.0 points" in capsys.readouterr().out

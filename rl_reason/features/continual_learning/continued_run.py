@@ -1,10 +1,4 @@
-"""The state with which RL continues another run: rl.init.
-
-RL starts from the last parameters of that run, policy and critic, and, with
-rl.init_optimizer, from the moments of its optimizers. All else is new: the
-stream of prompts, coefficients that moved, groups that were kept,
-counters, and the schedule of the learning rate, which begins again.
-"""
+"""The part of a run that continues another one: its state, and forgetting."""
 
 import pathlib
 from collections.abc import Callable
@@ -13,10 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from rl_reason.base import config as config_lib, resume_rules
+from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.features.continual_learning import forgetting
 from rl_reason.stages import initial_state, trained_parameters
 from rl_reason.stages.model import Model, critic_config
 
@@ -24,10 +19,42 @@ from rl_reason.stages.model import Model, critic_config
 EQUAL = ("model.", "tokenizer", "lora.")
 
 
+class ContinuedRun(feature.Part):
+  """Starts from the last state of config.rl.init; measures forgetting.
+
+  Args:
+    c: the config.
+    loop: what RL has.
+  """
+
+  def __init__(self, c, loop: feature.Loop):
+    self._c, self._session = c, loop.session
+    self._say = loop.session.output.display.say
+
+  def begin(self, state: RLState) -> None:
+    """Puts the last state of the run before into the state of step 0."""
+    model = self._session.model
+    carry_over(self._c, state, model=model, say=self._say)
+
+  def evaluated(self, values: dict[str, Any], step: int) -> dict[str, float]:
+    """The forgetting of each set; also says it."""
+    c, workdir = self._c, self._session.output.workdir
+    known = forgetting.best_before(c.rl.init, workdir)
+    found = forgetting.measured(values, known, c.evaluate.mean_of)
+    for line in forgetting.texts(found, values):
+      self._say(f"{line} at step {step}")
+    return found
+
+
 def carry_over(
     c, state: RLState, *, model: Model, say: Callable[[str], None]
 ) -> None:
   """Puts the last state of the run of config.rl.init into a state of step 0.
+
+  Those are the parameters of policy and critic, and, with rl.init_optimizer,
+  the moments of their optimizers. All else is new: the stream of prompts,
+  coefficients that moved, groups that were kept, counters, and the schedule of
+  the learning rate, which begins again.
 
   Args:
     c: the config.

@@ -1,0 +1,58 @@
+"""Continual learning: RL that starts where another run ended, and forgetting.
+
+`rl.init` names a finished run, whose last state is the first one of this run;
+each evaluation then measures what has been forgotten; see README.md.
+"""
+
+import pathlib
+from collections.abc import Iterator
+
+from rl_reason.base import config, feature
+from rl_reason.base.fields import field, path
+
+
+class _ContinualLearning(feature.Declaration):
+  movable = ("rl.init",)
+  measures = {
+      "forgetting/mean": (
+          "forgetting",
+          "best held-out score so far minus this one",
+      )
+  }
+
+  def fields(self, c) -> None:
+    config.extend(
+        c,
+        "rl",
+        # Work directory of a finished run, from whose last state RL starts.
+        init=path(),
+        init_optimizer=field(True, needs="rl.init"),  # its optimizer state, too
+    )
+
+  def used(self, c) -> bool:
+    return bool(c.rl.init)
+
+  def files(self, c) -> Iterator[feature.Rule]:
+    if not pathlib.Path(c.rl.init).is_dir():
+      yield "rl.init", (
+          "there is no such directory; name the work directory of a run"
+      )
+
+  def content(self, name: str, value: str) -> str | None:
+    """The checkpoints of RL: later stages add to a work directory."""
+    from rl_reason.checks import path_contents
+
+    if name != "rl.init":
+      return None
+    return path_contents.of_files([pathlib.Path(value, "checkpoints", "rl")])
+
+  def evaluates_all(self, c) -> bool:
+    return True
+
+  def start(self, c, loop: feature.Loop) -> feature.Part:
+    from rl_reason.features.continual_learning import continued_run
+
+    return continued_run.ContinuedRun(c, loop)
+
+
+FEATURE = _ContinualLearning()
