@@ -172,12 +172,8 @@ def add(c) -> None:
   c.correction = function("correction")  # of sampler/trainer mismatch: truncate
   extend(
       "loss",
-      # (length / median)^-alpha.
-      length_alpha=number(0.0, low=0, high=0.5, needs="RL"),
       # Coefficient of the NLL of what environments answer; 0 is off.
       observation_nll=number(0.0, low=0, needs="an environment"),
-      # Share of tokens, by entropy.
-      top_entropy=number(1.0, low=1e-9, high=1, needs="RL"),
       # Load balance of experts, also of SFT.
       router_aux=number(0.0, low=0, needs=EXPERTS),
   )

@@ -5,12 +5,13 @@ import inspect
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_session
 from advantage_inputs import function
 
-from rl_reason.algorithms import corrections, credit, variants
+from rl_reason.algorithms import corrections, credit, reductions, variants
 from rl_reason.checks import config_facts
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
@@ -426,13 +427,26 @@ def test_a_mixture_of_the_pretrained_and_the_learning_critic():
   close(got["returns_BT"], alone["returns_BT"])
 
 
-def test_only_the_most_undecided_tokens_learn():
-  """A third of nine tokens; where the mask is 0 nothing is undecided."""
-  entropy_BT = np.array(
-      [[0.1, 0.9, 0.2], [0.3, 0.8, 9], [0.7, 9, 9], [0, 0, 0]]
-  )
-  got = assign(arrays(entropy_BT=entropy_BT.astype(F)), top_entropy=1 / 3)
-  close(got["advantages_BT"], [[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
+def undecided(advantages_BT, entropy_BT, mask_BT):
+  """Advantages of the tokens whose entropy is above the mean."""
+  mean = reductions.masked_mean(entropy_BT, mask_BT)
+  return jnp.where(entropy_BT > mean, advantages_BT, 0)
+
+
+def test_advantages_are_adjusted_before_they_are_corrected():
+  """The second of three; a correction halves what is left."""
+  entropy_BT = np.array([[0.1, 0.9, 0.2], [0.3, 0.8, 9], [0.7, 9, 9], [0] * 3])
+  rows = arrays(entropy_BT=entropy_BT.astype(F))
+  seen = []
+
+  def halve(advantages_BT):
+    seen.append(advantages_BT)
+    return F(0.5) * np.ones_like(advantages_BT)
+
+  got = assign(rows, adjustments=[undecided], correction=halve)
+  want = np.array([[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
+  close(seen[0], want)
+  close(got["advantages_BT"], want / 2)
 
 
 def test_a_correction_that_reads_the_advantages():
@@ -474,7 +488,7 @@ def test_padding_rows_change_nothing_for_the_others(name, groups):
   keywords = dict(
       groups=groups,
       whiten=groups == "prompt",  # which would hide a shift of the batch
-      top_entropy=0.7,
+      adjustments=[undecided],
       kl="k1",
       kl_in_reward=True,
       correction=corrections.truncate,

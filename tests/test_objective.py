@@ -225,13 +225,3 @@ def test_on_policy():
   close(metrics["kl/reference"], 0)
   metrics, _, _ = total(on_policy=True, kl="k2")
   close(metrics["kl/reference"], np.log(2) ** 2 / 3)
-
-
-def test_weights_by_length():
-  """Lengths 2 and 1, median 1.5: factors .75 and 1.5 with alpha 1."""
-  reduction = functools.partial(
-      variants.by_length, reduction=reductions.token_mean, alpha=1.0
-  )
-  _, _, w = total(reduction=reduction)
-  close(w["all"], np.array([[0.75, 0.75], [1.5, 0]]) / 3)
-  close(w["mean"], MASK / 3)

@@ -27,7 +27,7 @@ is called with those of these arrays that its positional parameters name:
 A feature may supply further arrays: see rl_reason/features/README.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ def assign(
     value_mixture: Callable[..., Array] | None = None,
     kl: str = "none",
     kl_in_reward: bool = False,
-    top_entropy: float = 1.0,
+    adjustments: Sequence[Callable[..., Array]] = (),
     correction: Callable[..., Array] | None = None,
 ) -> dict[str, Any]:
   """Advantages and the critic's targets of all rows of a step.
@@ -151,7 +151,8 @@ def assign(
     value_mixture: None or `variants.mixture`, keywords bound.
     kl: estimator of the KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     kl_in_reward: subtract kl_coef * KL from the rewards.
-    top_entropy: fraction of tokens to train on, those of highest entropy.
+    adjustments: functions of these arrays and of advantages_BT, which they
+      change in turn.
     correction: None or a function of `corrections`, keywords bound.
 
   Returns:
@@ -212,9 +213,9 @@ def assign(
   # Whitening comes first: masks and factors are not part of its statistics.
   if whiten:
     advantages_BT = reductions.whiten(advantages_BT, mask_BT)
-  if top_entropy < 1:
-    selected_BT = variants.top_share(rows["entropy_BT"], mask_BT, top_entropy)
-    advantages_BT = jnp.where(selected_BT, advantages_BT, 0)
+  for adjust in adjustments:
+    inputs = rows | dict(advantages_BT=advantages_BT, mask_BT=mask_BT)
+    advantages_BT = call_by_name(adjust, inputs)
   if correction is not None:
     inputs = rows | dict(advantages_BT=advantages_BT, mask_BT=mask_BT)
     inputs["old_logps_BT"] = rows["logps_BT"]

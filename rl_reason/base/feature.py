@@ -352,6 +352,18 @@ class Declaration:
     """Fields with which no step can be replayed -> the reason."""
     return {}
 
+  def reduction(self, c: Any, reduction: Any) -> Any:
+    """The loss aggregation, in place of that of the core."""
+    return reduction
+
+  def adjustment(self, c: Any) -> Any:
+    """A function that changes advantages, after they are whitened, or None.
+
+    It is called with the arrays of credit that its parameters name and with
+    advantages_BT, and returns [B, T].
+    """
+    return None
+
   def gradient(self, c: Any, cfg: Any) -> Any:
     """A gradient of `Part.beside`, which `rl_update` adds to that of RL.
 

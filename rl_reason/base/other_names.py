@@ -73,7 +73,6 @@ OF_OTHERS = {
     "loss_agg_mode": "reduction.name",
     "mask_truncated_completions": "loss.mask_truncated",
     "entropy_coeff": "loss.entropy_coef",
-    "top_entropy_quantile": "loss.top_entropy",
     "beta": "kl.coef",
     "kl_loss_coef": "kl.coef",
     "use_kl_loss": "kl.coef",

@@ -151,8 +151,8 @@ def on_policy(c) -> bool:
   early = bool({"logps_BT", "entropy_BT", "squares_BT"} & inputs)
   early |= any(one.early_logps(c) for one in feature.used(c))
   kl = c.kl.kind != "none" and c.kl.place == "reward"
-  entropy, corrected = c.loss.top_entropy < 1, c.correction.name != "none"
-  return not (off_policy_fields(c) or early or kl or entropy or corrected)
+  corrected = c.correction.name != "none"
+  return not (off_policy_fields(c) or early or kl or corrected)
 
 
 def estimates_kl(c) -> bool:

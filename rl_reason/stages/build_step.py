@@ -83,10 +83,8 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
       on_policy=on_policy,
   )
   reduction = functions.bind("reduction", c.reduction)
-  if alpha := c.loss.length_alpha:
-    reduction = functools.partial(
-        variants.by_length, reduction=reduction, alpha=alpha
-    )
+  for one in feature.used(c):
+    reduction = one.reduction(c, reduction)
   if coef := c.loss.observation_nll:
     terms += (variants.observation_nll(coef),)
   terms += tuple(map(_own_term, own_functions.terms(c)))
@@ -181,6 +179,7 @@ def credit(
         "linear": variants.with_linear_shares,
     }
     advantage = functools.partial(with_shares[shared], advantage=advantage)
+  found = [one.adjustment(c) for one in feature.used(c)]
   assign = functools.partial(
       credit_lib.assign,
       advantage=advantage,
@@ -193,7 +192,7 @@ def credit(
       if config_facts.estimates_kl(c) and not on_policy
       else "none",
       kl_in_reward=c.kl.place == "reward",
-      top_entropy=c.loss.top_entropy,
+      adjustments=[x for x in found if x is not None],
       correction=functions.bind("correction", c.correction),
   )
   parts = None

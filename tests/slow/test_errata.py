@@ -20,6 +20,7 @@ from rl_reason.algorithms import (
     values,
     variants,
 )
+from rl_reason.features.token_reweighting import token_factors
 from rl_reason.features.unequal_groups import group_sizes
 
 pytestmark = pytest.mark.slow
@@ -128,7 +129,7 @@ def length_weight():
   """The factor of a response of four times the median, alpha .5."""
   lengths_B = np.array([1, 4, 16])
   mask_BT = jnp.array(np.arange(16) < lengths_B[:, None], jnp.float32)
-  return (variants.length_factor(mask_BT, 0.5)[2],)
+  return (token_factors.length_factor(mask_BT, 0.5)[2],)
 
 
 def two_hot():
