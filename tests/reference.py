@@ -268,13 +268,15 @@ def bootstrap_truncated(rewards_B, truncated_B, groups_B):
   return out_B
 
 
-def logquad(reward, correct, length, max_tokens, coef, decay, threshold):
+def logquad(
+    reward, correct, length, max_tokens, coef, decay, threshold, alpha, beta
+):
   """The length penalty of one response."""
   weight = coef
   if reward > threshold:
     weight = coef / np.exp(decay * (reward - threshold))
   share = length / max_tokens
-  return -weight * (np.log(1 + share) / np.log(2) if correct else share * share)
+  return -weight * (alpha * np.log(1 + share) if correct else beta * share**2)
 
 
 def per_token(rewards_B, mask_BT, kl_BT, coef):

@@ -9,7 +9,11 @@ from advantage_inputs import B, H, T, call, expect, function, strategy
 from by_hand import DTYPES, NEAR, QUICK, public
 from hypothesis import given, strategies as st
 
-from rl_reason.algorithms import advantage_variants, surrogates
+from rl_reason.algorithms import (
+    advantage_variants,
+    advantages,
+    surrogates,
+)
 from rl_reason.algorithms.reductions import whiten
 
 SIGNS = st.sampled_from([1.0, -1.0])
@@ -226,6 +230,8 @@ def test_defaults():
       pass_at_k=dict(k=4, eps=1e-6),
       weak_positives=dict(weight=0.1),
       gdpo=norm,
+      quality_weighted=dict(alpha=1.0),
+      score_weighted=dict(alpha=1.0),
       hierarchical=dict(mix=0.5) | norm,
       explore=dict(bonus=0.1, decay=1.0) | norm,
       gae_exp_complexity=dict(
@@ -240,8 +246,55 @@ def test_defaults():
 
 
 def test_every_variant_has_numbers_by_hand():
-  # Of `gdpo`, in the test below.
-  assert {x[0] for x in BY_HAND} | {"gdpo"} == public(advantage_variants)
+  # Of those with parts, in tests below.
+  others = {"gdpo", "score_weighted"}
+  assert {x[0] for x in BY_HAND} | others == public(advantage_variants)
+
+
+@DTYPES
+def test_score_weighted_by_hand(dtype):
+  """Scores 1, 4, 9 at strength 1/2 weigh 1, 2, 3; 1, 16, 81 at strength 2.
+
+  1 - (0 * 2 + 3 * 3) / 5 = -4/5, 0 - (1 + 9) / 4 = -5/2, 3 - 1 / 3 = 8/3. The
+  other group: a response without a score, or with a score of 0, weighs nothing.
+  """
+  rewards, scores = [1.0, 0, 3, 2, 4, 8], [1.0, 4, 9, np.nan, 0.5, 0]
+  with jax.enable_x64(dtype == "float64"):
+    rewards_B, scores_B = jnp.array(rewards, dtype), jnp.array(scores, dtype)
+    parts = {"outcome": (9 * rewards_B, 1.0), "judge": (scores_B, 0.0)}
+    groups_B = jnp.array([7, 7, 7, -1, -1, -1])
+
+    def of(alpha, times=1.0):
+      found = parts | {"judge": (times * scores_B, 0.0)}
+      got_B = advantage_variants.score_weighted(
+          rewards_B, groups_B, found, score="judge", alpha=alpha
+      )
+      assert got_B.dtype == dtype
+      return np.asarray(got_B)
+
+    near = dict(rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        of(0.5), [-4 / 5, -5 / 2, 8 / 3, -2, 0, 4], **near
+    )
+    np.testing.assert_allclose(
+        of(2.0)[:3],
+        [1 - 243 / 97, -(1 + 243) / 82, 3 - 1 / 17],
+        **near,
+    )
+    # Any scale, also where a power would overflow; strength 0 is RLOO.
+    np.testing.assert_allclose(of(2.0, 1e25), of(2.0), **near)
+    loo_B = advantages.leave_one_out(rewards_B, groups_B)
+    np.testing.assert_allclose(of(0.0), loo_B, **near)
+
+
+def test_the_strength_of_quality():
+  """Weights p^alpha of p = 1, 1/2, 1/4 at strength 2: 1, 1/4, 1/16."""
+  rows = WEIGHED | dict(
+      logps_BT=np.log([[1.0], [0.5], [0.25]]), mask_BT=np.ones((3, 1), bool)
+  )
+  got = call("quality_weighted", rows, "float64", alpha=2.0)
+  wanted = [1 - 0.1875 / 0.3125, -(1 + 0.1875) / 1.0625, 3 - 1 / 1.25]
+  np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
 def test_a_part_without_a_score_is_not_in_its_statistics():

@@ -113,7 +113,16 @@ FILES = {
             {"advantage.name": "weak_positives", "reward.incorrect": 0.0},
             "reward.incorrect = 0.0: must be below 0",
         ),
-        ({"advantage.name": "gdpo"}, "gdpo normalises several rewards"),
+        ({"advantage.name": "gdpo"}, "gdpo reads rewards by their names"),
+        (
+            {"advantage.name": "score_weighted", "advantage.args.score": "x"}
+            | {"reward.functions": "length,steps*0"},
+            "advantage.args.score = 'x': is none of reward.functions: length",
+        ),
+        (
+            {"advantage.name": "score_weighted", "reward.functions": "length"},
+            "advantage.args.score: score_weighted needs it",
+        ),
         (
             {"advantage.name": "gdpo", "reward.functions": "length,length*2"},
             "needs parts of different names",

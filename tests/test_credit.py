@@ -395,6 +395,25 @@ def test_targets_have_a_lambda_of_their_own():
   close(got["returns_BT"][0], [0.25, 0.5, 1])
 
 
+def test_targets_may_have_a_lambda_for_each_token():
+  """Deltas -1/4, 1/2, 1/4; A_t = delta_t + lambda_t A_{t+1}.
+
+  Lambdas 1/2, 0: A = -1/4 + 1/4, 1/2, 1/4. Lambdas 0, 1: -1/4, 3/4, 1/4. The
+  targets are V + A, and one lambda for all tokens is the same as the number.
+  """
+  rewards_BT = np.array([[0, 0, 1.0]] * 2, F)
+  values_BT = np.array([[0.5, 0.25, 0.75]] * 2, F)
+  lam_BT = np.array([[0.5, 0, 0.3], [0, 1, 0.3]], F)
+  arrays = rewards_BT, values_BT, np.ones((2, 3), bool)
+  advantages_BT = np.array([[0, 0.5, 0.25], [-0.25, 0.75, 0.25]])
+  close(function("gae")(*arrays, lam=lam_BT), advantages_BT)
+  found_BT, _ = credit.targets(*arrays, gamma=1.0, lam=lam_BT)
+  close(found_BT, values_BT + advantages_BT)
+  one_BT, _ = credit.targets(*arrays, gamma=1.0, lam=np.full((2, 3), 0.9, F))
+  same_BT, _ = credit.targets(*arrays, gamma=1.0, lam=0.9)
+  np.testing.assert_array_equal(one_BT, same_BT)
+
+
 def test_targets_of_value_pretraining():
   """Monte-Carlo returns, discounted by a half per token; no advantages."""
   rows = arrays(values_BT=np.full((4, 3), 0.5, F))

@@ -71,6 +71,21 @@ def test_the_example_is_an_advantage(directory):
   np.testing.assert_allclose(function(rewards_B, groups_B), [0, -0.5, -1, 0])
 
 
+def test_a_lambda_for_each_token(directory):
+  """V = 0 and a reward of 1 at the end: A_t = lambda_t A_{t+1}, from 1.
+
+  Lambdas of three tokens are .5, .75, 1; the masked position is skipped.
+  """
+  c = tiny_session.tiny_config()
+  c.advantage.name = "my_advantages:gae_rising"
+  c.advantage.args = {"first": 0.5}
+  function = functions.bind("advantage", c.advantage)
+  rewards_BT = jnp.array([[0.0, 0, 0, 1]])
+  mask_BT = jnp.array([[True, True, False, True]])
+  got_BT = function(rewards_BT, jnp.zeros((1, 4)), mask_BT)
+  np.testing.assert_allclose(got_BT, [[0.375, 0.75, 0, 1]])
+
+
 def test_gmpo_is_a_surrogate(directory):
   """By hand; positive advantages clip log r above .4, negative below -.4.
 

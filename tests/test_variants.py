@@ -68,6 +68,39 @@ def test_logquad_by_hand(dtype):
   close(got, [-0.1, -0.1 / np.e], rtol=1e-6)
 
 
+@DTYPES
+def test_the_arguments_of_logquad_by_hand(dtype):
+  """alpha log(1 + l / L) where R > threshold, else beta (l / L)^2; L = 100.
+
+  lambda is 1/2 exp(-2 max(0, R - 1)): 1/2 up to R = 1, 1/2 e^-2 at R = 2. The
+  verdict is not read, and rollout.max_tokens, 40, is not L.
+  """
+  rows = [  # reward, correct, length, penalty
+      (2.0, 0, 100, -0.5 * np.exp(-2) * 3 * np.log(2)),
+      (2.0, 1, 50, -0.5 * np.exp(-2) * 3 * np.log(1.5)),
+      (1.0, 1, 100, -0.5 * 0.25),
+      (1.0, 0, 50, -0.5 * 0.25 / 4),
+      (-1.0, 1, 200, -0.5 * 0.25 * 4),
+      (2.0, 1, 0, 0.0),
+  ]
+  rewards_B, correct_B, lengths_B, wanted = map(
+      np.array, zip(*rows, strict=True)
+  )
+  keys = dict(coef=0.5, decay=2.0, threshold=1.0, alpha=3.0, beta=0.25)
+  penalty = functools.partial(
+      variant, "logquad", dtype=dtype, static=("length",), **keys
+  )
+  inputs = rewards_B, correct_B, lengths_B, 40
+  close(penalty(*inputs, length=100.0, good="reward"), wanted, rtol=1e-6)
+  # By the verdict, with the same L: the rows where both agree are equal.
+  got = penalty(*inputs, length=100.0)
+  same_B = (correct_B > 0) == (rewards_B > 1)
+  close(got[same_B], wanted[same_B], rtol=1e-6)
+  assert not np.isclose(got[~same_B], wanted[~same_B]).any()
+  # L is rollout.max_tokens without an argument: 40 tokens are the whole of it.
+  close(penalty([2.0], [1], [40], 40), [wanted[0]], rtol=1e-6)
+
+
 @given(
     rewards_B=floats(6),
     correct_B=bools(6),
@@ -75,7 +108,7 @@ def test_logquad_by_hand(dtype):
 )
 @QUICK
 def test_logquad_matches_numpy(rewards_B, correct_B, lengths_B):
-  keys = dict(coef=0.3, decay=1.5, threshold=-0.5)
+  keys = dict(coef=0.3, decay=1.5, threshold=-0.5, alpha=1.2, beta=0.7)
   got = variant("logquad", rewards_B, correct_B, lengths_B, 40, **keys)
   wanted = [
       reference.logquad(*row, 40, *keys.values())

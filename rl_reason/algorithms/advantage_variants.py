@@ -161,13 +161,53 @@ def length_weighted(rewards_B: Array, groups_B: Array, mask_BT: Array) -> Array:
 
 
 def quality_weighted(
-    rewards_B: Array, groups_B: Array, logps_BT: Array, mask_BT: Array
+    rewards_B: Array,
+    groups_B: Array,
+    logps_BT: Array,
+    mask_BT: Array,
+    *,
+    alpha: NonNegative = 1.0,
 ) -> Array:
-  """Leave-one-out baseline with weights exp(mean log-prob of the response)."""
+  """Leave-one-out baseline, weights exp(mean log-prob of the response)^alpha.
+
+  Keywords: alpha is the strength of the weights; 0 is `leave_one_out`.
+  """
   mean_B = row_mean(logps_BT, mask_BT)
   # Only ratios of weights matter; with the largest at 1 none underflows alone.
-  quality_B = jnp.exp(mean_B - group_max(mean_B, groups_B))
+  quality_B = jnp.exp(alpha * (mean_B - group_max(mean_B, groups_B)))
   return _less_weighted_mean(rewards_B, groups_B, quality_B)
+
+
+def score_weighted(
+    rewards_B: Array,
+    groups_B: Array,
+    parts: Mapping[str, tuple[Array, Array]],
+    *,
+    score: str,
+    alpha: NonNegative = 1.0,
+) -> Array:
+  """Leave-one-out baseline with weights q^alpha, q a score of a function.
+
+  A response without the score, or with one of 0 or less, is in no baseline
+  unless alpha is 0; all scores may have any scale.
+
+  Args:
+    rewards_B: [B] float, the sum of the parts.
+    groups_B: [B] int.
+    parts: score [B], NaN without one, and weight of each part of the reward
+      (`variants.reward_parts`); a part of weight 0 only weighs the baseline.
+    score: the part that is q, as reward.functions names it.
+    alpha: strength of the weights; 0 is `leave_one_out`.
+  """
+  quality_B, _ = parts[score]
+  known_B = quality_B > 0  # not where it is NaN
+  log_B = jnp.log(jnp.where(known_B, quality_B, 1))
+  log_B = jnp.where(known_B, log_B, -jnp.inf)
+  best_B = group_max(log_B, groups_B)
+  # Only ratios of weights matter; a group without scores has equal ones.
+  distance_B = jnp.where(known_B, log_B - jnp.where(known_B, best_B, 0), 0)
+  weights_B = jnp.where(known_B | (alpha == 0), jnp.exp(alpha * distance_B), 0)
+  return _less_weighted_mean(rewards_B, groups_B, weights_B)
 
 
 def confidence_weighted(rewards_B: Array, groups_B: Array) -> Array:

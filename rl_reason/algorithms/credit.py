@@ -96,8 +96,9 @@ def targets(
 ) -> tuple[Array, dict[str, Array]]:
   """Regression targets of the critic, [B, T]: R_t = A_t(lam) + V_t.
 
-  With lam = 1 these are Monte-Carlo returns. Arguments as in `advantages.gae`;
-  also returns metrics: explained variance and mean of the values.
+  With lam = 1 these are Monte-Carlo returns. Arguments as in `advantages.gae`:
+  lam may be an array, too. Also returns metrics: explained variance and mean of
+  the values.
   """
   # The critic is measured against what happened, whatever its targets are.
   actual_BT = advantages.returns_to_go(rewards_BT, mask_BT, gamma=gamma)

@@ -6,7 +6,7 @@ their section of the config.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from rl_reason.base.structs import (
     call_by_name,
 )
 
+_LOG_2 = 0.6931471805599453
+_EQUAL_AT_L = 1 / _LOG_2  # of alpha: log(1 + l / L) is log(2) at l = L
+
 # --- rewards -----------------------------------------------------------------
 
 
@@ -40,20 +43,30 @@ def logquad(
     coef: NonNegative = 0.1,
     decay: NonNegative = 1.0,
     threshold: float = 0.0,
+    alpha: NonNegative = _EQUAL_AT_L,
+    beta: NonNegative = 1.0,
+    length: NonNegative = 0.0,
+    good: Literal["correct", "reward"] = "correct",
 ) -> Array:
   """Length penalty: logarithmic if correct, quadratic if incorrect.
 
-  -lambda log2(1 + l / L) for correct and -lambda (l / L)^2 for incorrect
-  responses: both 0 at l = 0 and -lambda at l = L, where
+  -lambda alpha log(1 + l / L) for good and -lambda beta (l / L)^2 for other
+  responses: both 0 at l = 0 and, by default, -lambda at l = L, where
   lambda = coef * exp(-decay * max(0, R - threshold)) decreases with the reward.
 
   Keywords: coef and threshold are lambda and the reward up to which it applies;
-  decay is the rate at which lambda decreases with the reward.
+  decay is the rate at which lambda decreases with the reward; alpha and beta
+  scale the two penalties, and alpha is 1 / log(2) so that they meet at L;
+  length is L in tokens, 0 for rollout.max_tokens; good responses are the
+  correct ones, or those whose reward exceeds the threshold.
   """
-  share_B = lengths_B.astype(rewards_B.dtype) / max_tokens
+  share_B = lengths_B.astype(rewards_B.dtype) / (length or max_tokens)
   excess_B = jnp.maximum(rewards_B - threshold, 0)
   coef_B = coef * jnp.exp(-decay * excess_B)
-  shape_B = jnp.where(correct_B > 0, jnp.log2(1 + share_B), share_B**2)
+  is_good_B = correct_B > 0 if good == "correct" else rewards_B > threshold
+  # The factor of log2 is exactly 1 by default.
+  log_B = alpha * _LOG_2 * jnp.log2(1 + share_B)
+  shape_B = jnp.where(is_good_B, log_B, beta * share_B**2)
   return -coef_B * shape_B
 
 

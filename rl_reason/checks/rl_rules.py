@@ -215,7 +215,7 @@ def advantages(c) -> Iterator[Rule]:
     )
   if "parts" in inputs and not c.reward.functions:
     yield "advantage.name", (
-        f"{name} normalises several rewards: name some in reward.functions"
+        f"{name} reads rewards by their names: name some in reward.functions"
     )
   labels = [x.label for x in reward_terms.terms(c.reward.functions)]
   if "parts" in inputs and len({*labels, "outcome"}) <= len(labels):
@@ -223,7 +223,13 @@ def advantages(c) -> Iterator[Rule]:
         f"{name} needs parts of different names, and 'outcome' is the verdict:"
         f" rename one of {', '.join(labels)}"
     )
-  if "parts" in inputs and c.kl.place == "reward":
+  if name == "score_weighted":
+    score = c.advantage.args.get("score")
+    if labels and score is not None and score not in labels:
+      yield "advantage.args.score", (
+          f"is none of reward.functions: {', '.join(labels)}"
+      )
+  elif "parts" in inputs and c.kl.place == "reward":
     yield "kl.place", f"{name} would not see it: use 'loss'"
   if name == "confidence_weighted" and config_facts.two_valued(c):
     yield "advantage.name", (
