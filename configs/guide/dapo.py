@@ -11,6 +11,7 @@ from rl_reason.configs.guide import on_math
 def get_config():
   """Asymmetric clip, responses weighed by length, a penalty of length."""
   c = on_math.qwen_7b()
+  c.log.targets.update(kl=0.1, entropy=0.5, grad_norm=1.0)
   c.surrogate.args.clip_low, c.surrogate.args.clip_high = 0.1, 0.3
   c.rollout.batch, c.rollout.group_size = 64, 8
   c.updates.token_budget = 65536

@@ -11,6 +11,7 @@ from rl_reason.configs.guide import on_math
 def get_config():
   """Groups of 8; .7 of the advantage compares within a subject."""
   c = on_math.qwen_7b()
+  c.log.targets.update(kl=0.1, entropy=0.5, grad_norm=1.0)
   c.rollout.batch, c.rollout.group_size = 32 * 8, 8
   c.rollout.temperature = 1.0
   c.rollout.types = "subject"

@@ -11,6 +11,7 @@ from rl_reason.configs.guide import on_math
 def get_config():
   """A lambda by offset and level, two critics mixed, an entropy bonus."""
   c = on_math.qwen_7b()
+  c.log.targets.update(kl=0.1, entropy=0.5, grad_norm=1.0)
   c.rollout.types = "difficulty"  # the complexity: levels 1 to 5
   c.advantage.name = "gae_exp_complexity"
   c.advantage.args = dict(lam=0.95, decay=0.05, slope=0.1, hardest=5.0)

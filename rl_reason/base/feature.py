@@ -412,6 +412,14 @@ class Declaration:
     """Numbers of rows that the devices that learn share evenly, by field."""
     return {}
 
+  def notes(self, lines: list[dict[str, Any]], f: dict[str, Any]) -> list[str]:
+    """What the report says above all else.
+
+    `lines` are those of metrics.jsonl, `f` is the flat config of the run, in
+    which an earlier version may lack its fields.
+    """
+    return []
+
   def arrays(self, c: Any) -> dict[str, Any]:
     """The arrays of its part at step 0."""
     return {}

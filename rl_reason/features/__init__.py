@@ -13,6 +13,7 @@ FEATURES = (
     "group_replay",
     "earlier_steps",
     "controllers",
+    "run_targets",
     "token_reweighting",
     "prefix_values",
     "rows_beside_rl",

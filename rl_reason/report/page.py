@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from rl_reason import features
 from rl_reason.base import (
     config as config_lib,
     errors,
@@ -138,7 +139,8 @@ def _data(workdir: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
       about=about,
       notes=[*damaged, *_notes(lines, config)]
       + scores_lib.warnings(lines)
-      + bands.of_run(lines, config),
+      + bands.of_run(lines, config)
+      + [x for one in features.declared() for x in one.notes(lines, config)],
       tiles=_tiles(lines),
       scores=_score_table(lines, config),
       x=["step", *[x for x in (*COSTS, "hours") if any(axes["rl"][x])]],
