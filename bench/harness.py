@@ -300,6 +300,8 @@ def call(
         stdout=subprocess.PIPE,
         stderr=errors,
         cwd=results.ROOT,
+        # Threads of torch that wait for a core take none.
+        env=os.environ | dict(OMP_WAIT_POLICY="PASSIVE"),
         text=True,
     )
   if done.returncode:

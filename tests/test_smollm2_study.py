@@ -70,12 +70,14 @@ def test_the_row_of_trl_has_its_log_and_the_evaluation(tmp_path, monkeypatch):
   monkeypatch.setattr(study, "directory", lambda row, seed: tmp_path)
   step = {"reward": 0.5, "entropy": 0.3, "step_time": 40.0}
   step["completions/mean_length"] = 17.0
-  found = dict(log=[step] * 3, seconds=120.0, memory_gib=5.0)
+  found = dict(log=[step] * 3, seconds=120.0, cpu_seconds=180.0)
+  found |= dict(memory_gib=5.0)
   (tmp_path / "run.json").write_text(json.dumps(found))
   scores = {study.CORE + name: 0.5 for name in study.COLUMNS}
   place = tmp_path / "evaluated" / "evaluation-newest.json"
   place.parent.mkdir()
   place.write_text(json.dumps(scores | {study.TRUNCATED: 0.1}))
   row = study.read_trl(study.TRL, study.SEEDS[0])
-  assert row["steps"] == [3] and row["minutes"] == 2
+  assert row["steps"] == [3]
+  assert (row["minutes"], row["cpu_minutes"]) == (2, 3)
   assert row["evaluations"][0]["mean@8"] == 0.5
