@@ -4,8 +4,8 @@ r"""DAPO in an environment: writing and repairing programs, on MBPP.
       --config.model.path=DIR --config.data.train=mbpp:train@DATA
 
 We never ran it at this size; configs/lines.py is for a laptop. Without the
-overrides both come from the hub. rl_reason/environments/python.py defines the
-observations and the reward.
+overrides both come from the hub. rl_reason/features/environments/python.py
+defines the observations and the reward.
 """
 
 from rl_reason.configs import dapo_qwen

@@ -5,9 +5,8 @@
 
 Held-out accuracy: 23% to 88% after 30 of its 40 steps, with interruptions 83%
 (eight seeds, studies/recent/recent_more.md). The variant interrupts long
-thoughts (see
-rl_reason/environments/interrupt.py). Updates of the weights within a response
-(PipelineRL) are missing.
+thoughts (see rl_reason/features/environments/interrupt.py). Updates of the
+weights within a response (PipelineRL) are missing.
 """
 
 from rl_reason.configs import base

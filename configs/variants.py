@@ -2,7 +2,7 @@
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
 shaped rewards, other critics, LoRA, reward models, serving,
-generated data: see docs/techniques.md; environments: docs/environments.md.
+generated data: see docs/techniques.md.
 """
 
 import functools
@@ -156,24 +156,9 @@ def add(c) -> None:
       patience=number(600.0, low=0),  # seconds that the server may be gone
       key_env="",  # environment variable with its key
   )
-  c.environment = section(  # of a task with several turns
-      "environment",
-      "an environment",
-      name="",  # my_module:Class; '' is the task, if it has a method step
-      max_turns=number(16, low=1),  # of a trajectory
-      turn_tokens=number(0, low=0),  # of a turn, which is then cut; 0: no limit
-      phrase="",  # after a cut, with the environment `interrupt`
-      stop_strings=(),  # texts that end a turn, as EOS does
-      special_tokens=False,  # whether observations may contain them
-      executor=choice("thread", "process"),  # process: one a trajectory
-      workers=number(8, low=1),  # calls at a time
-      timeout=number(60.0, low=1e-3),  # seconds of one call
-  )
   c.correction = function("correction")  # of sampler/trainer mismatch: truncate
   extend(
       "loss",
-      # Coefficient of the NLL of what environments answer; 0 is off.
-      observation_nll=number(0.0, low=0, needs="an environment"),
       # Load balance of experts, also of SFT.
       router_aux=number(0.0, low=0, needs=EXPERTS),
   )

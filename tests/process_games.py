@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from rl_reason.environments import tools
+from rl_reason.features.environments import tools
 
 
 class Counts:

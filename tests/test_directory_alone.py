@@ -18,7 +18,7 @@ import tiny_data
 from checkpoints import bits, checkpoint, with_tokenizer
 
 from configs import grpo
-from rl_reason import environments, hf, run, tasks
+from rl_reason import hf, run, tasks
 from rl_reason.base import config, errors, functions
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import TrainState
@@ -361,7 +361,7 @@ def test_what_may_be_set_without_the_config(place):
   turns = dict(environment__max_turns="3", environment__turn_tokens="9")
   slower = dict(reward__seconds="20", reward__workers="2")
   interrupt = dict(
-      environment__name=environments.INTERRUPT,
+      environment__name="interrupt",
       environment__turn_tokens=4,
       environment__phrase="#",
   )

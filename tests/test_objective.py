@@ -13,7 +13,6 @@ from rl_reason.algorithms import (
     objective,
     reductions,
     surrogates,
-    variants,
 )
 from rl_reason.base.structs import Batch
 from rl_reason.checks import config_facts
@@ -179,38 +178,6 @@ def test_correct_responses_are_imitated():
   close(metrics["nll_loss"], nll)
   close(metrics["loss"], -0.4 + 0.1 * nll)
   close(w["nll_loss"], [[0.5, 0.5], [0, 0]])
-
-
-def test_observations_are_predicted():
-  """The mean of -log p over the three tokens between turns of the policy.
-
-  Log-probs of padding may be anything; the other terms keep their numbers.
-  """
-  mask = np.array([[1, 0, 0, 1, 0], [1, 1, 0, 1, 0], [1, 1, 1, 0, 0]], bool)
-  seen = np.array([[0, 1, 1, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
-  b = jax.tree.map(lambda x: np.zeros((3, *x.shape[1:])), batch())
-  b = jax.tree.map(lambda x: np.resize(x, (3, 5)) if x.ndim > 1 else x, b)
-  b = jax.tree.map(np.float32, b).replace(mask_BT=jnp.array(mask))
-  probs = np.random.default_rng(0).uniform(0.1, 1, mask.shape)
-  logps = np.where(mask | (seen > 0), np.log(probs), np.nan)
-  wide = functools.partial(jnp.zeros, mask.shape)
-
-  def of(*terms):
-    o = objective.Objective(surrogates.reinforce, reductions.token_mean, terms)
-    w = objective.token_weights(o, b)
-
-    def fn(logps_BT):
-      return objective.loss(o, logps_BT, wide(), b, w, COEFS)
-
-    return jax.value_and_grad(fn, has_aux=True)(jnp.array(logps))
-
-  (loss, metrics), grad = of(variants.observation_nll(0.1))
-  nll = -np.sum(np.log(probs) * seen) / 3
-  close(metrics["observation_loss"], nll)
-  close(grad, -0.1 * seen / 3)
-  (plain, others), _ = of()
-  close(loss, plain + 0.1 * nll)
-  assert others.keys() == metrics.keys() - {"observation_loss"}
 
 
 def test_on_policy():

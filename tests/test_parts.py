@@ -27,7 +27,7 @@ def test_a_stage_gets_config_session_and_what_is_asked(name):
 
 def test_a_session_opens_what_is_read(tmp_path, monkeypatch):
   opened = []
-  for name in ("output", "row_source", "reward_runner", "environments"):
+  for name in ("output", "row_source", "reward_runner"):
     make = getattr(parts, name)
 
     def watched(*args, name=name, make=make):
@@ -44,9 +44,8 @@ def test_a_session_opens_what_is_read(tmp_path, monkeypatch):
   other = new.replace(output=None)
   assert other.output is None and new.output is not None
   new.open()
-  assert sorted(opened) == [
-      *("environments", "output", "reward_runner", "row_source")
-  ]
+  assert sorted(opened) == ["output", "reward_runner", "row_source"]
+  assert new.opened == {}
   new.close()
 
 

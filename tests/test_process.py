@@ -14,11 +14,12 @@ from by_hand import QUICK, call, close, quick_jit, same
 from hypothesis import given, strategies as st
 from test_reward_runner import LENGTH, ROWS, rollouts
 
-from rl_reason.algorithms import advantages, credit, process, turns
+from rl_reason.algorithms import advantages, credit, process
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import config_checks
 from rl_reason.collect.reward_runner import RewardRound, RewardRunner, Rewards
 from rl_reason.data import tokenizer
+from rl_reason.features.environments import turns
 from rl_reason.tasks import Row, reward_terms, xor
 from rl_reason.tasks.reward_functions import Response
 
@@ -490,7 +491,7 @@ REFUSED = [
     (dict(process="potentials"), "use returns_by_turn"),
     (dict(functions=""), "reward.functions: set both"),
     (dict(functions="OWNER/JUDGE"), "a reward model judges whole responses"),
-    (dict(environment="rl_reason.environments.guess:Guess"), "are the steps"),
+    (dict(environment="guess"), "are the steps"),
 ]
 
 

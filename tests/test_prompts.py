@@ -11,7 +11,7 @@ import tiny_data
 
 from rl_reason.base import functions
 from rl_reason.data import templates, tokenizer
-from rl_reason.environments import observations
+from rl_reason.features.environments import observations
 
 CHATML = (
     "{% for m in messages %}<|s|>{{ m['role'] }}\n{{ m['content'] }}<|e|>\n"

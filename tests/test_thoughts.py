@@ -18,7 +18,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 
 from rl_reason import tasks
 from rl_reason.data import preparation_report, screening
-from rl_reason.environments import tools
+from rl_reason.features.environments import tools
 from rl_reason.verifiers import code_blocks, final_answer, thoughts
 
 # --- texts -------------------------------------------------------------------

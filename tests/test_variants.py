@@ -387,21 +387,3 @@ def test_the_listed_advantages_are_linear_in_the_reward(name):
 
   x_B, y_B = rng.normal(size=(2, 6))
   close(of(x_B + y_B) + of(0 * x_B), of(x_B) + of(y_B), atol=1e-9)
-
-
-def test_observation_nll_by_hand():
-  """A hole of one token: its weight is 1, its value -log p, and 0 elsewhere."""
-  term = variants.observation_nll(0.1)
-  mask_BT = np.array([[1, 0, 1]], np.float32)
-  close(term.weights(mask_BT, np.arange(1)), [[0, 1, 0]])
-  logps_BT = np.array([[-1.0, -2, -3]])
-  close(term.value(logps_BT, mask_BT > 0), [[0, 2, 0]])
-  assert term.coef == 0.1
-
-
-def test_observed_by_hand():
-  """Holes before the last token of the policy; padding is none."""
-  mask_BT = [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
-  seen_BT = variants.observed(np.array(mask_BT, bool))
-  wanted = [[0, 1, 1, 0, 0], [0] * 5, [0] * 5, [0, 1, 0, 0, 0]]
-  np.testing.assert_array_equal(seen_BT, np.array(wanted, bool))

@@ -10,9 +10,9 @@ from tiny import TOK
 
 from rl_reason import tasks
 from rl_reason.base.structs import Rollouts
-from rl_reason.collect.environment_runner import Environments
-from rl_reason.collect.episodes import Episodes
 from rl_reason.data import tokenizer
+from rl_reason.features.environments.environment_runner import Environments
+from rl_reason.features.environments.episodes import Episodes
 from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import arithmetic
 
@@ -55,7 +55,8 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
   prompts = np.tile(TOK("1+1")["input_ids"], (count, 1)).astype(np.int32)
   ends = [EOS, *pauses]
 
-  def sample(resumed=None, limits_B=None):
+  def sample(keep_cache, resumed=None, limits_B=None):
+    assert keep_cache
     blank = Rollouts(
         tokens_BL=np.concatenate(
             [prompts, np.zeros((count, max_tokens), np.int32)], 1

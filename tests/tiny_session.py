@@ -102,7 +102,7 @@ class Session(session_lib.Session):
 # Parameters of functions that `call` finds in a session.
 PARTS = (
     *("c", "session", "model", "output", "row_source", "tok", "engine"),
-    *("rollout_engine", "reward_runner", "environments", "source", "config"),
+    *("rollout_engine", "reward_runner", "source", "config"),
     *("task", "cfg", "critic_cfg", "mesh", "workdir", "log", "display", "stop"),
 )
 

@@ -7,7 +7,7 @@ is called with those of these arrays that its positional parameters name:
 |------------------|-----------------------------------------------------------|
 | rewards_B        | reward of each response, minus a KL in the reward         |
 | rewards_BT       | the same per token: the outcome on the last token         |
-| turn_rewards_BT  | rewards of an environment, at the last token of each turn |
+| turn_rewards_BT  | the part of rewards_B that stands at the ends of turns    |
 | turns_BT         | the turn of each token, from 1 on; or its step            |
 | step_rewards_BT  | process rewards, which are in rewards_BT, not rewards_B   |
 | step_ends_BT     | bool, the last token of each step                         |
@@ -83,7 +83,7 @@ def outcome(
   failed_B = rows["correct_B"] < 0
   reward_B = jnp.where(failed_B, jnp.nan, reward_B)
   if bootstrap:
-    # A trajectory whose environment failed counts as truncated, too.
+    # Where the judge of a response failed, it counts as truncated, too.
     truncated_B = rows["truncated_B"] & ~failed_B
     reward_B = variants.bootstrap_truncated(
         reward_B, truncated_B, rows["groups_B"]

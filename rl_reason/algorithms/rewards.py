@@ -75,8 +75,8 @@ def per_token(
     mask_BT: [B, T], response tokens.
     kl_BT: [B, T] estimate of KL(policy || reference) of each token.
     kl_coef: beta; 0 without a KL penalty.
-    turn_rewards_BT: [B, T] float, the part of rewards_B that an environment
-      gave at the ends of turns, where it stays; None without one.
+    turn_rewards_BT: [B, T] float, the part of rewards_B that was given at the
+      ends of turns, where it stays; None: there are no turns.
 
   Returns:
     [B, T] float, 0 outside the mask; all 0 in rows without a token.

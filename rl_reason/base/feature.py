@@ -239,9 +239,16 @@ class Declaration:
 
   Attributes:
     kinds: further kinds of functions that a config names.
+    functions: kind of functions -> further modules of them.
     inputs: kind of functions -> what its part supplies to them, by name.
+    tasks: further built-in tasks, by name -> 'module:name'.
     needs: what its fields may need, by name -> a function of the config that
       says why it is missing, or something false; see `relations.FACTS`.
+    code: fields that name code, as task.name does -> names that are none.
+    machine: its fields of the machine, which change no number of a run.
+    sampled: its fields, by prefix, that decide which responses are sampled, and
+      how they are rewarded.
+    elsewhere: its fields that an evaluation may have other values of.
     movable: its paths, which may change where their content is equal.
     progress: fields -> whether steps with a value of them depend on the number
       of all steps, which a resumed run can then not change.
@@ -263,8 +270,14 @@ class Declaration:
   """
 
   kinds: Mapping[str, Kind] = {}
+  functions: Mapping[str, tuple[str, ...]] = {}
   inputs: Mapping[str, tuple[str, ...]] = {}
+  tasks: Mapping[str, str] = {}
   needs: Mapping[str, Any] = {}
+  code: Mapping[str, tuple[str, ...]] = {}
+  machine: tuple[str, ...] = ()
+  sampled: tuple[str, ...] = ()
+  elsewhere: tuple[str, ...] = ()
   movable: tuple[str, ...] = ()
   progress: Mapping[str, Callable[[Any], bool]] = {}
   one_process: Mapping[str, str] = {}
@@ -288,6 +301,10 @@ class Declaration:
 
   def rules(self, c: Any) -> Iterable[Rule]:
     """What cannot work."""
+    return ()
+
+  def without(self, c: Any) -> Iterable[Rule]:
+    """What cannot work in a config that does not ask for it."""
     return ()
 
   def cautions(self, c: Any) -> Iterable[Rule]:
@@ -324,6 +341,29 @@ class Declaration:
     """Fields above 0 by which updates see rows of an older policy."""
     return []
 
+  def judge(self, c: Any) -> str:
+    """Who plays and rewards responses in place of a verifier; '' for nobody.
+
+    Prompts may then be messages of a chat, `outcome` gives the rewards, `play`
+    the verdicts of an evaluation, and all its responses decode together.
+    """
+    return ""
+
+  def outcome(self, c: Any) -> Any:
+    """The function of kind `outcome` in place of reward.outcome, or None."""
+    return None
+
+  def terms(self, c: Any) -> tuple[Any, ...]:
+    """Its terms of the loss; see `objective.Term`."""
+    return ()
+
+  def stop_strings(self, c: Any) -> tuple[str, ...]:
+    """Texts that end what the policy writes, in place of rollout.stop_strings.
+
+    Asked of all features: code that a config names may be gone.
+    """
+    return ()
+
   def early_logps(self, c: Any) -> bool:
     """Whether it reads log-probs or their entropy before the update."""
     return False
@@ -347,6 +387,10 @@ class Declaration:
   def imitates(self, c: Any) -> bool:
     """Whether it learns from responses of rows, as SFT does."""
     return False
+
+  def not_generated(self, c: Any) -> dict[str, str]:
+    """Fields with which --stage=generate cannot sample -> the reason."""
+    return {}
 
   def unreplayed(self, c: Any) -> dict[str, str]:
     """Fields with which no step can be replayed -> the reason."""
@@ -398,10 +442,47 @@ class Declaration:
     """What decides which prompts are drawn again; see `PromptStream`."""
     return None
 
+  def open(self, c: Any, session: Any) -> Any:
+    """What a run needs of it, in `Session.opened`, with `close`; or None."""
+    return None
+
   def collector(
-      self, c: Any, shards: int
+      self, c: Any, session: Any, engine: Any, purpose: str
   ) -> tuple[type, dict[str, Any]] | None:
-    """A class in place of `RolloutCollector`, and its further options."""
+    """A class in place of `RolloutCollector`, and its further options.
+
+    `purpose` names the randomness of the stage, whose `engine` samples.
+    """
+    return None
+
+  def play(
+      self, c: Any, session: Any, rows: Any, ids: Any, sizes_N: Any
+  ) -> Any:
+    """Plays a round of an evaluation, in place of the verifier; or None.
+
+    Its `prompts` are the texts that the policy reads, `stream` gets a function
+    that samples (see `sampler.stream`), and then `texts` and `correct_B` are
+    the responses and their verdicts. `numbers` are further numbers of each
+    response, by name, [B], and `by_level` names those whose means are of
+    interest by difficulty.
+    """
+    return None
+
+  def padding(self, c: Any, rows: int) -> Any:
+    """`Experience.turns` of rows of padding, or None."""
+    return None
+
+  def demonstration(
+      self, task: Any, row: Any, response: Any, rng: Any
+  ) -> tuple[str, list[str]] | None:
+    """A demonstration that is no text: its prompt, and the texts of a response.
+
+    The texts are the policy's and others in turn. Asked of all features.
+    """
+    return None
+
+  def encoder(self, session: Any) -> Callable[[str], list[int]] | None:
+    """Encodes the other texts of `demonstration`; None: as the policy's."""
     return None
 
   def shared(self, c: Any) -> dict[str, int]:
@@ -460,6 +541,11 @@ def stages() -> dict[str, Stage]:
   return _joined({**one.stages} for one in features.declared())
 
 
+def of_all(attribute: str) -> tuple[str, ...]:
+  """The names that all features have in an attribute, such as 'machine'."""
+  return tuple(x for y in features.declared() for x in getattr(y, attribute))
+
+
 def used(c: Any) -> list[Declaration]:
   """The features that a config asks for."""
   return [one for one in features.declared() if one.used(c)]
@@ -478,6 +564,37 @@ def drawn(c: Any) -> Any:
 def scale(c: Any, term: Any) -> Any:
   """`Declaration.scale` of the first feature that has one, or None."""
   return _first(one.scale(c, term) for one in used(c))
+
+
+def opened(c: Any, session: Any) -> dict[Declaration, Any]:
+  """What the features of a run have opened, by their declarations."""
+  found = {one: one.open(c, session) for one in used(c)}
+  return {one: x for one, x in found.items() if x is not None}
+
+
+def code() -> dict[str, tuple[str, ...]]:
+  """Fields of features that name code -> names that are none."""
+  return _joined(dict(one.code) for one in features.declared())
+
+
+def play(c: Any, *args: Any) -> Any:
+  """Plays a round of an evaluation; None: the verifier judges responses."""
+  return _first(one.play(c, *args) for one in used(c))
+
+
+def encoder(c: Any, session: Any) -> Callable[[str], list[int]] | None:
+  """Encodes texts of demonstrations that are not the policy's, or None."""
+  return _first(one.encoder(session) for one in used(c))
+
+
+def padding(c: Any, rows: int) -> Any:
+  """`Experience.turns` of rows of padding, or None."""
+  return _first(one.padding(c, rows) for one in used(c))
+
+
+def judge(c: Any) -> str:
+  """Who judges and rewards responses in place of a verifier; '' for nobody."""
+  return _first(one.judge(c) or None for one in used(c)) or ""
 
 
 def start(c: Any, loop: Loop) -> Part:

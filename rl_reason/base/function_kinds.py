@@ -29,7 +29,7 @@ class Kind(NamedTuple):
   removed: Mapping[str, str] = {}
 
 
-_ADVANTAGES = ("advantages", "advantage_variants", "turns", "process")
+_ADVANTAGES = ("advantages", "advantage_variants", "process")
 _VARIANTS = ("algorithms.variants",)
 _CORE = {
     "advantage": Kind(
@@ -37,8 +37,7 @@ _CORE = {
         tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
         lengths_B mask_BT logps_BT entropy_BT squares_BT values_BT
-        turn_rewards_BT turns_BT step_rewards_BT step_ends_BT
-        progress parts""".split()),
+        step_rewards_BT step_ends_BT progress parts""".split()),
     ),
     "surrogate": Kind(
         "surrogate",
@@ -95,6 +94,8 @@ class _Kinds(Mapping[str, Kind]):
       out |= one.kinds
       for kind, names in one.inputs.items():
         out[kind] = out[kind]._replace(inputs=(*out[kind].inputs, *names))
+      for kind, modules in one.functions.items():
+        out[kind] = out[kind]._replace(modules=(*out[kind].modules, *modules))
     return out
 
   def __getitem__(self, kind: str) -> Kind:

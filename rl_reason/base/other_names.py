@@ -43,8 +43,6 @@ OF_OTHERS = {
     "vllm_mode": "rollout.engine.name",
     "rollout_engine": "rollout.engine.name",
     "max_num_gen_batches": "dynamic_sampling.max_rounds",
-    "max_tool_calling_iterations": "environment.max_turns",
-    "max_assistant_turns": "environment.max_turns",
     # Reward, advantage, loss.
     "reward_funcs": "reward.functions",
     "reward_fns": "reward.functions",

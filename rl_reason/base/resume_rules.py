@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_reason import features
-from rl_reason.base import errors, function_kinds, functions
+from rl_reason.base import errors, feature, function_kinds, functions
 from rl_reason.base.fields import FIELDS, used
 
 Fields = Mapping[str, Any]
@@ -67,7 +67,6 @@ VALUES = (
     "rollout.weights",
     "rollout.cache",
     "reward.",
-    "environment.",
     "loss.mask_truncated",
     "loss.truncated_in_baseline",
     "advantage.args.gamma",
@@ -94,9 +93,6 @@ FREE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
-    "environment.executor",
-    "environment.workers",
-    "environment.timeout",
     "kl.max_prompt",
     "kl.server.",
     "rollout.slots",
@@ -116,10 +112,9 @@ EARLIER = {"rollout.add_special_tokens": False}
 # the time of a verifier.
 ELSEWHERE = (
     *("task.name", "task.difficulties", "rollout.max_prompt"),
-    *("rollout.max_tokens", "rollout.stop_tokens", "environment.max_turns"),
+    *("rollout.max_tokens", "rollout.stop_tokens"),
     *("rollout.stop_strings", "rollout.include_stop_str_in_output"),
-    *("environment.turn_tokens", "environment.phrase", "reward.seconds"),
-    *("rollout.weights", "rollout.cache", "export.precision"),
+    *("reward.seconds", "rollout.weights", "rollout.cache", "export.precision"),
 )
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
@@ -148,7 +143,12 @@ def movable() -> tuple[str, ...]:
 
 def free_fields() -> tuple[str, ...]:
   """`FREE`, and such fields of features."""
-  return FREE + tuple(x for one in features.declared() for x in one.free)
+  return FREE + feature.of_all("free") + feature.of_all("machine")
+
+
+def elsewhere() -> tuple[str, ...]:
+  """`ELSEWHERE`, and such fields of features."""
+  return ELSEWHERE + feature.of_all("elsewhere")
 
 
 def reads_progress(fields: Fields) -> bool:
@@ -238,4 +238,5 @@ def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
       {k: x for k, x in one.items() if k in other}
       for one, other in ((there, here), (here, there))
   )
-  return [x for x in differences(there, here) if x.startswith(VALUES)]
+  values = VALUES + feature.of_all("sampled")
+  return [x for x in differences(there, here) if x.startswith(values)]

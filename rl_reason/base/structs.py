@@ -107,20 +107,6 @@ class Rollouts:
 
 
 @struct.dataclass
-class Turns:
-  """The turns of trajectories in an environment.
-
-  Attributes:
-    rewards_BT: float32, the reward of each turn at its last token, else 0.
-    numbers_BT: int32, the turn of each token that the policy chose, from 1 on;
-      0 elsewhere.
-  """
-
-  rewards_BT: Array
-  numbers_BT: Array
-
-
-@struct.dataclass
 class Steps:
   """Process rewards: rewards of the steps of responses.
 
@@ -210,7 +196,8 @@ class Experience:
     types_B: int32, the problem type, by rollout.types (`PromptStream.types`).
     problems_B: int32, a hash of the prompt: equal prompts have equal hashes in
       all steps.
-    turns: of trajectories in an environment; None: responses have one turn.
+    turns: of responses with several turns: arrays of a feature, whose `inputs`
+      names those that credit reads; None: responses have one turn.
     steps: with process rewards; None: without.
   """
 
@@ -222,7 +209,7 @@ class Experience:
   age_B: Array
   types_B: Array
   problems_B: Array
-  turns: Turns | None = None
+  turns: Tree | None = None
   steps: Steps | None = None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rl_reason import tasks
+from rl_reason.base import feature
 from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.data import prompt_stream, templates
@@ -18,10 +19,9 @@ TINY = 256  # width of a model that learns at the rates of random parameters
 def prompts(c) -> Iterator[Rule]:
   """Prompts of another format, or of the same difficulty."""
   files = c.task.name == tasks.FILES
-  if c.data.chat and not files and not config_facts.environment(c):
+  if c.data.chat and not files and not feature.judge(c):
     yield "data.chat", (
-        "is for rows of files, and the prompts of a task are plain text; an"
-        " environment whose reset returns chat messages uses the chat template"
+        "is for rows of files, and the prompts of a task are plain text"
     )
   if (field := config_facts.type_field(c)) and not files:
     types = c.rollout.types

@@ -17,6 +17,7 @@ from typing import Any
 
 import ml_collections
 
+from rl_reason import features
 from rl_reason.base import config, feature, function_kinds, functions
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS
@@ -42,7 +43,6 @@ RULES = (
     model_rules.optimizer,
     model_rules.rates,
     data_rules.repositories,
-    data_rules.environment,
     rl_rules.rewards,
     rl_rules.process,
     rl_rules.rollouts,
@@ -51,7 +51,12 @@ RULES = (
     rl_rules.advantages,
     rl_rules.critic,
     rl_rules.loss,
-    lambda c: itertools.chain(*(x.rules(c) for x in feature.used(c))),
+    lambda c: itertools.chain(
+        *(
+            x.rules(c) if x.used(c) else x.without(c)
+            for x in features.declared()
+        )
+    ),
 )
 CAUTIONS = (
     cautions.prompts,
@@ -65,7 +70,6 @@ CAUTIONS = (
 # Values that texts may have, for `contradictions`.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "task.name": ("arithmetic", "files", "guess"),
-    "environment.name": ("", "guess"),
     "data.train": ("", "gsm8k", "somebody/rows"),
     "data.evaluate": ("", "gsm8k"),
     "data.kind": ("math", "none"),
@@ -295,6 +299,9 @@ def _examples(name: str) -> tuple[Any, ...]:
   for kind, known in function_kinds.KINDS.items():
     if name == f"{known.field}.name":
       return functions.names(kind)
+  for one in features.declared():
+    if name in one.code:
+      return "", *list(one.tasks)[:1]
   if spec.kind in (int, float):
     low, high = spec.low or 0, spec.high or 2 * abs(spec.default) + 2
     near = (low, 1, 2 * spec.default, high)

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import environments, tasks, verifiers
+from rl_reason import tasks, verifiers
 from rl_reason.base import config, feature, functions
 from rl_reason.checks import own_functions
 from rl_reason.data import datasets, known_sets
@@ -128,11 +128,11 @@ def shares_advantage(c) -> str:
   )
   if several and c.advantage.name in DEVIATIONS:
     return "deviation"
-  # In an environment rewards stand at the ends of turns, a KL in the reward at
-  # each token, and a tail without a baseline is not linear.
+  # Rewards of a judge may stand at any token, a KL in the reward stands at
+  # each, and a tail without a baseline is not linear.
   a = c.advantage
   other = c.kl.place == "reward" and estimates_kl(c)
-  other = other or a.args.get("zero_tail") or environment(c)
+  other = other or a.args.get("zero_tail") or feature.judge(c)
   return "linear" if several and a.name in LINEAR and not other else ""
 
 
@@ -241,13 +241,10 @@ def row_slots(c) -> int:
 
 
 def most_slots(c) -> int:
-  """Responses that decode at a time in RL; 0: all of an evaluation, too.
-
-  All turns of an environment share a cache with a slot for each response.
-  """
-  in_turns = environment(c) is not None
-  all_rows = 0 if in_turns else c.dynamic_sampling.batches * c.rollout.batch
-  return c.rollout.slots or all_rows
+  """Responses that decode at a time in RL; 0: all of an evaluation, too."""
+  if feature.judge(c):
+    return c.rollout.slots
+  return c.rollout.slots or c.dynamic_sampling.batches * c.rollout.batch
 
 
 def lora_targets(c) -> tuple[str, ...]:
@@ -266,16 +263,10 @@ def kind_of_rows(c, source: datasets.Source) -> str:
   return known.kind if known else datasets.kind_of(c.data.kind, source)
 
 
-def environment(c) -> Any:
-  """Makes environments; None if responses have a single turn."""
-  task = tasks.get(c.task.name)
-  return environments.find(c.environment.name, task)
-
-
 def unverified(c) -> list[bool]:
   """Whether each source of training rows has no verifier."""
-  if environment(c):
-    return [False]  # the environment judges
+  if feature.judge(c):
+    return [False]
   if c.task.name != tasks.FILES:
     return [not tasks.get(c.task.name).verifies]
   return [
@@ -294,7 +285,7 @@ def two_valued(c) -> bool:
   """Whether every response has one of two rewards."""
   r = c.reward
   return (
-      environment(c) is None
+      not feature.judge(c)
       and r.outcome.name == "correctness"
       and r.length_penalty.name == "none"
       and r.truncated == "terminal"
@@ -308,7 +299,7 @@ def by_verdict(c) -> bool:
   """Whether the verdict on a response is part of its reward."""
   r = c.reward
   equal = r.outcome.name == "correctness" and r.correct == r.incorrect
-  return bool(environment(c)) or not equal
+  return bool(feature.judge(c)) or not equal
 
 
 def has_types(c) -> bool:

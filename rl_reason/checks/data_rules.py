@@ -1,16 +1,15 @@
-"""Rules of rows: the task, its files, environments, and repositories."""
+"""Rules of rows: the task, its files, and repositories."""
 
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from rl_reason import environments, features, tasks, verifiers
+from rl_reason import features, tasks
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import config_facts
 from rl_reason.checks.rules import Rule
 from rl_reason.data import datasets, known_sets, templates
-from rl_reason.tasks import passed_objects
 
 
 def task(c) -> Iterator[Rule]:
@@ -57,76 +56,6 @@ def levels(c, name: str) -> Iterator[Rule]:
   if wrong := [repr(x) for x in at(c, name) if x not in known]:
     verb = "are" if wrong[1:] else "is"
     yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
-
-
-def environment(c) -> Iterator[Rule]:
-  """Trajectories of several turns."""
-  e, found = c.environment, config_facts.environment(c)
-  by_turn = {"turn_rewards_BT"} & {*config_facts.advantage_inputs(c)}
-  if c.reward.process == "none":
-    by_turn |= {"turns_BT"} & {*config_facts.advantage_inputs(c)}
-  if by_turn and not found:
-    yield "advantage.name", (
-        "responses have one turn: name an environment, or a task with step, or"
-        " set reward.process, whose steps are turns"
-    )
-  if not found:
-    return
-  name = e.name or c.task.name
-  if c.evaluate.tasks:
-    yield "evaluate.tasks", (
-        "an environment plays the prompts of its own task alone: leave it out"
-    )
-  if e.executor == "process" and name.startswith(passed_objects.LOCAL):
-    yield "environment.executor", (
-        f"another process cannot import {name}: put it into a module of its"
-        " own, or set 'thread'"
-    )
-  if e.turn_tokens >= c.rollout.max_tokens:
-    yield "environment.turn_tokens", (
-        "must be less than rollout.max_tokens, so that a turn follows a turn"
-        " that is cut"
-    )
-  interrupts = e.name == environments.INTERRUPT
-  if interrupts and (
-      getattr(tasks.get(c.task.name), "environment", None)
-      or not getattr(tasks.get(c.task.name), "verifies", True)
-      or c.data.kind == verifiers.NONE
-  ):
-    yield "environment.name", (
-        f"{c.task.name} has no verifier of responses of one turn, which would"
-        " read the response after an interruption: choose a task with verify"
-    )
-  if interrupts and not e.turn_tokens:
-    yield "environment.turn_tokens", "the tokens before an interruption: set it"
-  if interrupts and not e.phrase:
-    yield "environment.phrase", "what follows an interrupted thought: set it"
-  if e.phrase and not interrupts:
-    yield "environment.phrase", (
-        f"is of the environment {environments.INTERRUPT!r} alone: leave it out"
-    )
-  if interrupts and e.executor == "process":
-    yield "environment.executor", (
-        "the verifier has processes of its own: leave it at 'thread'"
-    )
-  if c.rollout.stop_strings:
-    yield "rollout.stop_strings", (
-        "end a response of one turn: name the texts that end a turn in"
-        " environment.stop_strings"
-    )
-  if c.reward.process != "none":
-    yield "reward.process", (
-        "an environment rewards its turns, which are the steps: leave it at"
-        " 'none'"
-    )
-  if c.reward.outcome.name != "correctness":
-    yield "reward.outcome.name", (
-        "the environment gives the rewards: leave it at 'correctness'"
-    )
-  if c.rollout.engine.name != "own":
-    yield "rollout.engine.name", (
-        "an external engine cannot continue a response after a turn: use 'own'"
-    )
 
 
 def files(c) -> Iterator[Rule]:

@@ -109,10 +109,6 @@ def experts(c) -> Iterator[Rule]:
   remedy = "leave it out, or set rollout.replay_routing = False"
   if r.engine.name != "own":
     yield "rollout.engine.name", f"engines return no routes: {remedy}"
-  if config_facts.environment(c):
-    yield "rollout.replay_routing", (
-        "not recorded over several turns: leave it out for environments"
-    )
 
 
 def split(c, sizes: dict[str, int]) -> Iterator[Rule]:

@@ -17,11 +17,10 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rl_reason import environments, tasks
-from rl_reason.base import errors, function_kinds, own_code
+from rl_reason import tasks
+from rl_reason.base import errors, feature, function_kinds, own_code
 from rl_reason.tasks import constitutions, passed_objects, reward_terms
 
-OWN = "", environments.INTERRUPT
 LIBRARIES = {"site-packages", "dist-packages"}
 # Lists of names, separated by commas.
 LISTS = (
@@ -67,13 +66,13 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
   for name, found in (
       ("task.name", [str(fields.get("task.name", tasks.FILES))]),
       ("evaluate.tasks", [x.partition("(")[0].strip() for x in of_tasks]),
-      ("environment.name", [str(fields.get("environment.name", ""))]),
   ):
-    own, is_task = (*OWN, *tasks.NAMES), name != "environment.name"
-    # Modules of these names are environments.
-    gym = [x for x in found if is_task and x.startswith(f"{tasks.GYM}:")]
-    own = (*own, *gym, *[tasks.FILES] * is_task)
+    gym = [x for x in found if x.startswith(f"{tasks.GYM}:")]
+    own = ("", tasks.FILES, *tasks.names(), *gym)
     out[name] = [x for x in found if x not in own]
+  for name, own in feature.code().items():
+    found = [str(fields.get(name, ""))]
+    out[name] = [x for x in found if x not in (*own, *tasks.names())]
   return {name: found for name, found in out.items() if found}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rl_reason import features, tasks
-from rl_reason.base import fields
+from rl_reason.base import feature, fields
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.function_kinds import KINDS
@@ -31,21 +31,17 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "neither advantage.name and advantage.groups nor another function"
         " compares types of problems"
     ),
-    "an environment": lambda c: (
-        not config_facts.environment(c)
-        and "responses have one turn: name an environment, or a task with step"
-    ),
     "a server": lambda c: (
         not config_facts.teacher_server(c)
         and "kl.reference names no server, as http://127.0.0.1:8000 does"
     ),
     "chat messages": lambda c: (
-        not (c.data.chat or config_facts.environment(c))
+        not (c.data.chat or feature.judge(c))
         and "prompts are plain text: set data.chat = True"
     ),
     "a verdict": lambda c: (
-        config_facts.environment(c)
-        and "the environment gives the rewards"
+        (who := feature.judge(c))
+        and f"{who} gives the rewards"
         or config_facts.no_verifier(c)
         and "nothing verifies responses, and reward.functions are the reward"
     ),

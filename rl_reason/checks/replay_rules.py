@@ -26,9 +26,6 @@ MACHINE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
-    "environment.executor",
-    "environment.workers",
-    "environment.timeout",
     "kl.server.",
     "sft.reuse",
     "updates.token_budget",
@@ -58,9 +55,13 @@ OTHERS = {
     "reward.shuffle": "permutes the verdicts of the batch as it is collected",
     "dynamic_sampling.": "decides which groups are in the batch of the step",
     "rollout.": "decides which responses are sampled",
-    "environment.": "decides which responses are sampled",
 }
 LATER = ("checkpoint.", "evaluate.", "export.", "generate.", "log.", "serve.")
+
+
+def machine() -> tuple[str, ...]:
+  """`MACHINE`, and such fields of features."""
+  return MACHINE + feature.of_all("machine")
 
 
 def changes(own: dict[str, Any], c) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def changes(own: dict[str, Any], c) -> dict[str, Any]:
   names = [
       x
       for x in {**before, **now}
-      if (x in FIELDS or ".args" in x) and not x.startswith(MACHINE)
+      if (x in FIELDS or ".args" in x) and not x.startswith(machine())
   ]
   now = {name: _plain(now.get(name)) for name in names}
   return {
@@ -126,6 +127,7 @@ def _why_not(own, c, name: str) -> str:
   learns = name.startswith(LEARNS)
   others = OTHERS.copy()
   for one in features.declared():
+    others |= dict.fromkeys(one.sampled, others["rollout."])
     others |= one.not_replayed
   for prefix, why in others.items():
     same = name == prefix or (prefix[-1] == "." and name.startswith(prefix))

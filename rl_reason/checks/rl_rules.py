@@ -13,7 +13,7 @@ from rl_reason.tasks import passed_objects, reward_terms
 _TWO_VALUED = (
     "reward.outcome.name = 'correctness', reward.length_penalty.name = 'none',"
     " reward.truncated = 'terminal', reward.overlong_buffer = 0,"
-    " reward.functions = '' and kl.place = 'loss', without an environment"
+    " reward.functions = '' and kl.place = 'loss', and let verifiers judge"
 )
 
 
@@ -139,8 +139,6 @@ def _privileged(c) -> Iterator[Rule]:
         "has no {prompt}, which stands for what the policy reads; write for"
         " instance '{prompt} The answer is {answer}.'"
     )
-  if config_facts.environment(c):
-    yield name, "an environment writes its own prompts: leave it empty"
   if config_facts.prompt_slots(c) < c.rollout.max_prompt:
     yield "kl.max_prompt", (
         f"the prompt itself has up to rollout.max_prompt ="

@@ -154,7 +154,7 @@ def _why_no_place(workdir: pathlib.Path) -> str:
 OTHERS = {
     "evaluate": (
         *("data.", "evaluate.", "reward.functions"),
-        *resume_rules.ELSEWHERE,
+        *resume_rules.elsewhere(),
     ),
     "generate": ("reward.",),
 }

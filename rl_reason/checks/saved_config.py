@@ -14,6 +14,7 @@ import ml_collections
 from rl_reason import tasks, verifiers
 from rl_reason.base import (
     config as config_lib,
+    feature,
     function_kinds,
     functions,
     resume_rules,
@@ -50,7 +51,7 @@ OVERRIDES = {
         # may need longer for them.
         *("data.evaluate", "data.columns", "data.kind", "reward.functions"),
         *("reward.workers", "reward.executor", "reward.timeout"),
-        *(*resume_rules.ELSEWHERE, *PLACES),
+        *(*resume_rules.elsewhere(), *PLACES),
     ),
     "generate": ("export.", "generate."),
     "replay": ("",),  # any; `replay_rules` refuses what changes the batch
@@ -61,7 +62,7 @@ _ALGORITHM = (
     *named_code.ENGINE,
 )
 _ROWS = (
-    *("task.name", "evaluate.tasks", "environment.name"),
+    *("task.name", "evaluate.tasks", *feature.code()),
     *("data.kind", "data.template"),
 )
 _LISTS = ("loss.terms", "log.metrics", "log.loggers")
@@ -245,7 +246,7 @@ def _for_evaluation(
       rules.refuse(config, name, why)
   if "task.name" in given and "data.evaluate" not in given:
     config.data.evaluate = ""  # it belongs to the task of the run
-  own = ["task.name", "evaluate.tasks", "environment.name", "data.kind"]
+  own = ["task.name", "evaluate.tasks", *feature.code(), "data.kind"]
   if not run_directory.has_rows(workdir, config):
     own.append("data.template")
   for name in own:
@@ -253,8 +254,9 @@ def _for_evaluation(
   for name in sorted({*given} & {*_PROMPTS}):
     if config.task.name != tasks.FILES:
       rules.refuse(config, name, "goes with task.name = 'files'")
-  # An override may have made a task of the run one with an environment.
-  for name, fault in data_rules.environment(config):
+  # An override may not fit to a feature of the run, or have turned one on.
+  found = (x for one in feature.used(config) for x in one.rules(config))
+  for name, fault in found:
     if name in {*given, "evaluate.tasks"}:
       rules.refuse(config, name, fault)
   faults = rules.Faults()
@@ -266,7 +268,7 @@ def _for_evaluation(
   if "code" in kinds_of_rows:
     machine_checks.contains_programs(config, "data.evaluate")
   judged = getattr(tasks.get(config.task.name), "verifies", True)
-  verified = judged or config_facts.environment(config)
+  verified = judged or feature.judge(config)
   needed = not verified or verifiers.NONE in kinds_of_rows
   of_user = "reward.functions" in given
   saved = None if of_user else workdir

@@ -46,7 +46,9 @@ def _mixture(name: str) -> Callable[[Any], Any]:
   return lambda c: at(c, name) and config_facts.mixture(at(c, name))
 
 
-def _stop_strings(name: str) -> Callable[[Any], None]:
+def stop_strings(name: str) -> Callable[[Any], None]:
+  """Reads a field with stop strings."""
+
   def read(c):
     strings = at(c, name)
     if not all(isinstance(x, str) and x for x in strings):
@@ -63,7 +65,6 @@ def _stop_strings(name: str) -> Callable[[Any], None]:
 # Field -> reads its text; raises ValueError if it has another form.
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "task.name": lambda c: tasks.get(c.task.name),
-    "environment.name": lambda c: config_facts.environment(c),
     "data.train": lambda c: config_facts.sources(c, "train"),
     "data.evaluate": lambda c: config_facts.sources(c, "evaluate"),
     "data.columns": lambda c: datasets.columns(c.data.columns),
@@ -71,8 +72,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.answer_as": lambda c: datasets.meanings(c.data.answer_as),
     "data.template": lambda c: templates.choose(c.data.template, ""),
     "data.template_args": lambda c: templates.arguments(c.data.template_args),
-    "rollout.stop_strings": _stop_strings("rollout.stop_strings"),
-    "environment.stop_strings": _stop_strings("environment.stop_strings"),
+    "rollout.stop_strings": stop_strings("rollout.stop_strings"),
     "reward.functions": _rewards,
     "model.family": add_family,
     "loss.terms": own_functions.terms,
@@ -83,8 +83,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "sft.samples": _samples("sft.samples"),
     **{x: _mixture(x) for x in ("sft.mixture", "sft.habits.mixture")},
 }
-# What a reader also needs; its field is not read if that is faulty.
-NEEDS = {"environment.name": "task.name"}
 
 
 def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
@@ -92,7 +90,7 @@ def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
 
   Or only of the fields of these names, and of those that are read with them.
   """
-  readers = {name: (x, NEEDS.get(name, "")) for name, x in READERS.items()}
+  readers = {name: (x, "") for name, x in READERS.items()}
   for one in features.declared():
     readers |= {x: (_samples(x), "") for x in one.sources} | {**one.readers}
   for name, (read, needed) in readers.items():

@@ -13,7 +13,6 @@ from rl_reason.base.structs import (
     Rollouts,
     Steps,
     Tree,
-    Turns,
 )
 
 
@@ -22,7 +21,7 @@ def no_rows(
     max_prompt: int,
     max_tokens: int,
     num_terms: int,
-    turns: bool = False,
+    turns: Tree | None = None,
     steps: bool = False,
     record: Tree | None = None,
 ) -> Experience:
@@ -33,7 +32,7 @@ def no_rows(
     max_prompt: P.
     max_tokens: T.
     num_terms: of reward.functions.
-    turns: whether responses are trajectories in an environment.
+    turns: see `Experience`.
     steps: whether there are process rewards.
     record: of these rows (see `Rollouts`); None: nothing is recorded.
   """
@@ -57,7 +56,7 @@ def no_rows(
       age_B=zeros_B - 1,
       types_B=zeros_B,
       problems_B=zeros_B - 1,
-      turns=Turns(zeros_BT, zeros_BT.astype(np.int32)) if turns else None,
+      turns=turns,
       steps=Steps(
           rewards_EBT=(zeros_BT,) * num_terms,
           judged_EB=(zeros_B > 0,) * num_terms,
@@ -117,9 +116,7 @@ def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
   """The inputs of `credit`: arrays of graded rows, and `arrays`."""
   rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
   if rows.turns is not None:
-    arrays |= dict(
-        turn_rewards_BT=rows.turns.rewards_BT, turns_BT=rows.turns.numbers_BT
-    )
+    arrays |= rows.turns.inputs()
   if rows.steps is not None:
     arrays |= dict(
         step_rewards_EBT=rows.steps.rewards_EBT,

@@ -36,7 +36,6 @@ RENAMED = (
 TOOLS = (
     "a column with schemas of tools is no part of prompts: write them into a"
     " system message, or let an environment offer the tools"
-    " (environments/tools.py)"
 )
 
 

@@ -19,7 +19,6 @@ from rl_reason import tasks
 from rl_reason.base import json_files
 from rl_reason.base.structs import NO_SCORE, Rollouts
 from rl_reason.collect import doubtful_verdicts as doubtful_lib, grading
-from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.evaluation import stop_texts
 from rl_reason.evaluation.statistics import (
@@ -64,8 +63,8 @@ class Responses(NamedTuple):
       where the task cannot read leniently.
     terms_NG: scores of each term of the reward by name; NaN where a function
       failed.
-    turns_NG, returns_NG: number of turns in an environment, and the sum of its
-      rewards; None where responses have a single turn.
+    numbers_NG: further numbers of responses by name, of `feature.play`.
+    by_level: names of those whose means are of interest by difficulty.
   """
 
   name: str
@@ -82,8 +81,8 @@ class Responses(NamedTuple):
   sampling: Mapping[str, Any] = {}
   doubtful: list[dict] | None = None
   rewards_NG: np.ndarray | None = None
-  turns_NG: np.ndarray | None = None
-  returns_NG: np.ndarray | None = None
+  numbers_NG: Mapping[str, np.ndarray] = {}
+  by_level: Collection[str] = ()
   terms_NG: dict[str, np.ndarray] = {}
   rules_NG: dict[str, np.ndarray] = {}
   unknown: int = 0
@@ -116,7 +115,7 @@ class Responses(NamedTuple):
 
 
 def respond(
-    sample: Callable[..., tuple[Rollouts, Episodes | None]],
+    sample: Callable[..., tuple[Rollouts, Any]],
     tok: Any,
     task: Any,
     name: str,
@@ -136,7 +135,7 @@ def respond(
   Args:
     sample: (`batch` rows, ids of their prompts, number of rows that count; the
       others may be cut) -> G responses to each, the last one greedy, on the
-      host; and the trajectories in an environment.
+      host; and what has played and judged them (`feature.play`), or None.
     tok: the tokenizer.
     task: has the verifier.
     name: of the set.
@@ -155,7 +154,7 @@ def respond(
   terms_EB: list[np.ndarray] = []
   rules: list[dict[str, np.ndarray]] = []
   rewards_B: list[np.ndarray] = []
-  played: list[np.ndarray] = []  # turns and returns
+  numbers: dict[str, list[np.ndarray]] = {}
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = unknown = 0
   doubtful: list[dict] = []
@@ -166,13 +165,13 @@ def respond(
     part = rows[first : first + batch]
     filled = [*part, *[part[0]] * (batch - len(part))]
     ids = range(first, first + batch)
-    rollouts, episodes = sample(filled, ids, len(part))
+    rollouts, played = sample(filled, ids, len(part))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
     # Stop as the source of the set does, since base models rarely end.
     cut: list[str] | None = None
     stop_N = [
-        stop_texts.of_row(row, style) if episodes is None else ()
+        stop_texts.of_row(row, style) if played is None else ()
         for row in filled
     ]
     if any(stop_N):
@@ -192,15 +191,17 @@ def respond(
       failures += failed
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
-    if episodes is None:
+    if played is None:
       wait = grading.start_grading(
           task, tok, rollouts, part, None if cut is None else real(cut)
       )
       texts_B, correct_B, failed = wait()
     else:
-      texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
+      texts_B, correct_B = real(played.texts), real(played.correct_B)
       failed = int((correct_B < 0).sum())
-      played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
+      for label, x_B in played.numbers.items():
+        x_NG = real(x_B).reshape(-1, group_size)
+        numbers.setdefault(label, []).append(x_NG)
     if verified and unread:
       rows_B = [row for row in part for _ in range(group_size)]
       rejected = np.flatnonzero((correct_B == 0) & ~rollouts.truncated_B)
@@ -267,8 +268,8 @@ def respond(
           rule: np.concatenate([x[rule] for x in rules]).reshape(shape)
           for rule in (rules[0] if rules else ())
       },
-      turns_NG=np.concatenate(played)[..., 0] if played else None,
-      returns_NG=np.concatenate(played)[..., 1] if played else None,
+      numbers_NG={x: np.concatenate(y) for x, y in numbers.items()},
+      by_level=() if played is None else played.by_level,
   )
 
 
@@ -303,11 +304,10 @@ def summarize_sets(
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())
-  for what in ("turns", "returns"):
-    of_sets = [getattr(x, f"{what}_NG") for x in sets]
-    found = [x[:, :-1].ravel() for x in of_sets if x is not None]
-    if found:
-      metrics[f"val-aux/{what}/mean"] = float(np.concatenate(found).mean())
+  for label in {label: None for x in sets for label in x.numbers_NG}:
+    of_sets = [x.numbers_NG[label] for x in sets if label in x.numbers_NG]
+    all_sets = np.concatenate([x_NG[:, :-1].ravel() for x_NG in of_sets])
+    metrics[f"val-aux/{label}/mean"] = float(all_sets.mean())
   read = [x.doubtful for x in sets if x.doubtful is not None]
   if read:
     metrics["val-aux/perhaps_right"] = sum(map(len, read))
@@ -357,20 +357,21 @@ def summarize(
   for level in levels(responses):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
-    if responses.turns_NG is not None:
+    for label in responses.by_level:
       rows = [x.difficulty == level.difficulty for x in responses.rows]
-      turns_NG = responses.turns_NG[rows, :mean_of]
-      out[f"{prefix}/turns/mean"] = float(turns_NG.mean())
+      x_NG = responses.numbers_NG[label][rows, :mean_of]
+      out[f"{prefix}/{label}/mean"] = float(x_NG.mean())
   for metric, values_NG, bound in (
       ("response_length/mean", responses.lengths_NG, mean_interval),
       ("response_length/clip_ratio", responses.truncated_NG, share_interval),
-      ("turns/mean", responses.turns_NG, mean_interval),
-      ("returns/mean", responses.returns_NG, mean_interval),
+      *(
+          (f"{label}/mean", x_NG, mean_interval)
+          for label, x_NG in responses.numbers_NG.items()
+      ),
   ):
-    if values_NG is not None:
-      mean, half = bound(np.asarray(values_NG[:, :-1].mean(1), float))
-      out[f"val-aux/{name}/{metric}"] = mean
-      out[f"val-aux/{name}/{metric}/ci95"] = half
+    mean, half = bound(np.asarray(values_NG[:, :-1].mean(1), float))
+    out[f"val-aux/{name}/{metric}"] = mean
+    out[f"val-aux/{name}/{metric}/ci95"] = half
   return out
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.base import (
     config as config_lib,
-    errors,
+    feature,
     json_files,
     resume_rules,
 )
@@ -28,7 +28,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
-from rl_reason.checks import config_facts
+from rl_reason.checks import config_facts, rules
 from rl_reason.checks.run_directory import ENDS_SOURCE
 from rl_reason.collect import grading
 from rl_reason.collect.reward_runner import Rewards
@@ -61,17 +61,15 @@ def run(c, session: Session, which: str) -> pathlib.Path:
   `which` names the policy as in `trained_parameters.policy`.
 
   Raises:
-    ConfigError: the task is an environment of several turns.
+    ConfigError: a feature of the run has responses of another kind.
     RunError: there is no such checkpoint, or another config wrote there.
     Stopped: SIGTERM; the same command continues.
   """
   model, tok, output = session.model, session.tok, session.output
   g, display, row_source = c.generate, output.display, session.row_source
-  if session.environments is not None:
-    raise errors.ConfigError(
-        f"environment.name = {c.environment.name!r}: --stage=generate samples"
-        " responses of a single turn: choose a task without an environment"
-    )
+  for one in feature.used(c):
+    for name, why in one.not_generated(c).items():
+      rules.refuse(c, name, f"--stage=generate {why}")
   if {*which} & {*",+"}:  # files are named by one step
     raise RunError(
         f"--step = {which}: samples are of one step: export the mean with"

@@ -119,7 +119,7 @@ def _own(c, workdir: pathlib.Path):
   """The config of the run, with the machine of this replay."""
   own = config_lib.with_defaults(saved_config.recorded(workdir))
   for name in config_lib.flat(own):
-    if name.startswith(replay_rules.MACHINE):
+    if name.startswith(replay_rules.machine()):
       path, _, last = name.rpartition(".")
       config_lib.at(own, path)[last] = config_lib.at(c, name)
   return own

@@ -294,8 +294,7 @@ class SampleLog:
     group = jax.tree.map(lambda x: x[index], rows)
     values = {k: np.asarray(x)[index] for k, x in arrays.items()}
     if group.turns is not None:
-      values["turn"] = group.turns.numbers_BT
-      values["turn_reward"] = group.turns.rewards_BT
+      values |= group.turns.shown()
     rollouts = group.rollouts
     prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
     texts = tokenizer.decode(
@@ -362,7 +361,7 @@ def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
   """The inputs of `credit.outcome`, before there is a batch."""
   turns = {}
   if rows.turns is not None:
-    turns = dict(turn_rewards_BT=rows.turns.rewards_BT)
+    turns = rows.turns.inputs()
   if rows.steps is not None:
     turns = dict(judged_EB=rows.steps.judged_EB)
   return turns | dict(

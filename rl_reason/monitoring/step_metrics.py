@@ -219,9 +219,6 @@ def rollout_metrics(
       **statistics("response_length", rollouts.policy_lengths_B[real_B]),
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
-  if rows.turns is not None:
-    turns_B = rows.turns.numbers_BT.max(1)[real_B]
-    out |= statistics("environment/turns", turns_B)
   if rows.steps is not None:
     steps_B = rows.steps.ends_BT.sum(1)[real_B]
     out |= statistics("process/steps", steps_B, "mean", "min", "max")
@@ -245,7 +242,7 @@ def credit_quality(
   """How well advantages and values predict the rewards.
 
   The return of a token is the reward of its response, discounted by the number
-  of policy tokens that follow: observations of an environment do not count.
+  of policy tokens that follow; tokens that it did not choose do not count.
 
   Args:
     rows: of the batch.

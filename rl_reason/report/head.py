@@ -119,8 +119,6 @@ def _data(f: _Fields, sources: list[dict[str, Any]]) -> str:
     levels = [str(x) for x in f["task.difficulties"] or ()]
     out = f"generated problems of the task {f['task.name']}"
     out += f", difficulties {', '.join(levels)}" if levels else ""
-    if f["environment.name"]:
-      out += f", in the environment {f['environment.name']}"
     return f"{out}; {f['evaluate.prompts']:,} held-out prompts at most"
   by_use: dict[str, list[str]] = {}
   for x in sources:
@@ -218,7 +216,6 @@ def _algorithm(f: _Fields) -> str:
   for name, words in (
       ("loss.mask_truncated", "truncated responses masked"),
       ("loss.positive_nll", "NLL of correct responses, {:g}"),
-      ("loss.observation_nll", "NLL of observations, {:g}"),
       *(x for one in features.declared() for x in one.shown.items()),
       ("loss.entropy_coef", "entropy bonus, {:g}"),
   ):

@@ -17,7 +17,6 @@ from rl_reason.algorithms import (
     objective as objective_lib,
     process,
     rewards,
-    turns,
     variants,
 )
 from rl_reason.base import feature, functions
@@ -85,8 +84,7 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
   reduction = functions.bind("reduction", c.reduction)
   for one in feature.used(c):
     reduction = one.reduction(c, reduction)
-  if coef := c.loss.observation_nll:
-    terms += (variants.observation_nll(coef),)
+  terms += tuple(x for one in feature.used(c) for x in one.terms(c))
   terms += tuple(map(_own_term, own_functions.terms(c)))
   return objective_lib.Objective(
       surrogate=functions.bind("surrogate", c.surrogate),
@@ -250,15 +248,15 @@ def _reward_and(
 def reward(c) -> Callable[[dict], Array]:
   """`credit.outcome` with the keywords of the config bound.
 
-  Without a verifier the reward is the sum of the reward functions alone; in an
-  environment it is the sum over the turns. Potentials are no part of it.
+  Without a verifier the reward is the sum of the reward functions alone, unless
+  a feature judges responses. Potentials are no part of it.
   """
   r, nothing = c.reward, config_facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif config_facts.environment(c):
-    outcome = turns.total
+  for one in feature.used(c):
+    outcome = one.outcome(c) or outcome
   found = functools.partial(
       credit_lib.outcome,
       max_tokens=c.rollout.max_tokens,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import features, tasks
-from rl_reason.base import function_kinds
+from rl_reason.base import feature, function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
@@ -22,12 +22,12 @@ LOCAL = "a local path"
 _OF_THE_MACHINE = (
     *("log.", "serve.", "generate.", "checkpoint.", "mesh.", "content."),
     *("hub.", "kl.server.", "rollout.engine.", "reward.workers"),
-    *("reward.executor", "environment.workers", "environment.executor"),
+    *("reward.executor", *feature.of_all("machine")),
 )
 # Texts that are names of code, or of the package.
 _NAMES = (
     *(f"{known.field}.name" for known in function_kinds.KINDS.values()),
-    *("task.name", "environment.name", "data.template", "lora.targets"),
+    *("task.name", *feature.code(), "data.template", "lora.targets"),
     *("sft.mixture", "sft.habits.mixture", "evaluate.tasks"),
 )
 # Texts that name data and models: ids of the hub, known sets, or paths.

@@ -1,20 +1,17 @@
 """The collector of a stage, as a config describes it.
 
 A collector draws prompts, samples responses and grades them; which class does
-so depends on turns and features.
+so depends on features.
 """
 
 from typing import Any
 
 from rl_reason.base import feature
 from rl_reason.base.structs import Experience
-from rl_reason.checks import config_facts
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.prompt_stream import PromptStream
-from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.models import experts
 from rl_reason.rollout import sampling_filters
@@ -66,17 +63,8 @@ def collector(
       record=c.rollout.replay_routing,
       shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,
   )
-  if (environments := session.environments) is not None:
-    return TurnsCollector(
-        prompts,
-        engine,
-        environments=environments,
-        environment_seed=host_seed(c.seed, f"environments of {purpose}"),
-        **options,
-    )
-  shards = sharding.num_shards(engine.mesh, "batch")
   for one in feature.used(c):
-    if found := one.collector(c, shards):
+    if found := one.collector(c, session, engine, purpose):
       other, more = found
       return other(prompts, engine, **options, **more)
   return RolloutCollector(prompts, engine, **options)
@@ -93,7 +81,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(build_step.terms(c)),
-      turns=bool(config_facts.environment(c)),
+      turns=feature.padding(c, rows),
       steps=c.reward.process != "none",
       record=record,
   )

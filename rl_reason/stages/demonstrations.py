@@ -5,7 +5,7 @@ from collections.abc import Callable
 import grain
 import numpy as np
 
-from rl_reason import environments
+from rl_reason import features
 from rl_reason.data import datasets, pipelines, tokenizer
 from rl_reason.devices.randomness import host_seed
 
@@ -19,7 +19,7 @@ def batches(
 ):
   """An iterator over batches of (prompt, response) to imitate.
 
-  A response in an environment is a list: turns, and observations between.
+  A response may be a list: texts of the policy, and others between.
 
   Args:
     rows: of the run.
@@ -41,8 +41,11 @@ def batches(
     response = rows.task.demonstrate(row, _style(rng, mixture), rng)
     if isinstance(response, str):
       return row.prompt, response
-    made = rows.task.environment()  # answers the turns
-    return environments.transcript(made, row, response, rng)
+    found = (
+        one.demonstration(rows.task, row, response, rng)
+        for one in features.declared()
+    )
+    return next(x for x in found if x is not None)
 
   dataset = grain.MapDataset.source(rows.problems(seed)).map(demonstrate)
   return pipelines.iterate(dataset, batch)
@@ -148,18 +151,18 @@ def pack(
     pairs,
     prompt_slots: int,
     response_slots: int,
-    observe: Callable[[str], list[int]] | None = None,
+    encode: Callable[[str], list[int]] | None = None,
 ):
   """Prompts, padded on the left, and responses, padded on the right.
 
   Args:
     tok: the tokenizer.
     pairs: (prompt, response) texts; EOS is added to each response that has no
-      end. A response in an environment is a list of turns, with observations
-      between: each turn gets an EOS, and observations are no part of the mask.
+      end. A response may be a list: texts of the policy with others between.
+      Each text of the policy gets an EOS, the others are no part of the mask.
     prompt_slots: P.
     response_slots: T; a longer response is truncated, and has no EOS then.
-    observe: encodes an observation; None: as turns are.
+    encode: encodes a text between; None: as those of the policy.
 
   Returns:
     tokens [B, P + T] int32, start [B] int32, mask [B, T] bool.
@@ -176,12 +179,12 @@ def pack(
   for b, texts_of_row in enumerate(parts):
     row: list[int] = []
     for number, text in enumerate(texts_of_row):
-      part, is_turn = next(encoded), number % 2 == 0
-      if observe and not is_turn:
-        part = observe(text)
-      if is_turn and (not part or part[-1] not in ends):
+      part, is_own = next(encoded), number % 2 == 0
+      if encode and not is_own:
+        part = encode(text)
+      if is_own and (not part or part[-1] not in ends):
         part = [*part, tok.eos_token_id]
-      mask_BT[b, len(row) : len(row) + len(part)] = is_turn
+      mask_BT[b, len(row) : len(row) + len(part)] = is_own
       row += part
     tokens_BT[b, : len(row)] = row[:response_slots]
   return np.concatenate([p.tokens_NP, tokens_BT], 1), p.start_N, mask_BT

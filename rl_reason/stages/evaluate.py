@@ -33,12 +33,11 @@ from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.checks import config_facts, run_directory
 from rl_reason.collect import doubtful_verdicts
-from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data import held_out, pipelines
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
-from rl_reason.devices.randomness import host_seed, key
+from rl_reason.devices.randomness import key
 from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import (
     NOT_MEASURED,
@@ -220,7 +219,7 @@ def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
     of_run = config_lib.load(saved)
   return {
       name: now[name]
-      for name in resume_rules.ELSEWHERE
+      for name in resume_rules.elsewhere()
       if of_run.get(name, FIELDS[name].default) != now[name]
   }
 
@@ -314,21 +313,17 @@ def evaluate(
   """
   engine, tok, output = session.engine, session.tok, session.output
   mesh, row_source = session.model.mesh, session.row_source
-  environments = session.environments
   weights = engine.weights(params)
   random_key = key(mesh, c.seed, "evaluate")
 
-  def sample(of_set, rows, ids, count) -> tuple[Rollouts, Episodes | None]:
+  def sample(of_set, rows, ids, count) -> tuple[Rollouts, Any]:
     e = of_set.evaluate
     temperatures = [e.temperature] * e.samples + [0.0]
     temperature_G = np.array(temperatures, np.float32)
     group_size, limit = len(temperature_G), of_set.rollout.max_tokens
-    texts, episodes = [row.prompt for row in rows], None
-    if environments is not None:
-      sizes_N = [group_size] * len(rows)
-      seed = host_seed(c.seed, "environments of evaluate")
-      episodes = Episodes(environments, rows, ids, sizes_N, seed)
-      texts = episodes.prompts
+    sizes_N = [group_size] * len(rows)
+    played = feature.play(c, session, rows, ids, sizes_N)
+    texts = [row.prompt for row in rows] if played is None else played.prompts
     prompts = pipelines.pack_prompts(tok, texts, ids, c.rollout.max_prompt)
 
     def stream(**options):
@@ -344,14 +339,13 @@ def evaluate(
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
 
-    if episodes is None:  # rows that fill up the batch end at once
+    if played is None:  # rows that fill up the batch end at once
       limits_B = np.ones(len(rows) * group_size, np.int32)
       limits_B[: count * group_size] = limit
       *_, sampled = stream(limits_B=limits_B)
     else:
-      turns = functools.partial(stream, keep_cache=True)
-      *_, sampled = episodes.stream(turns)
-    return sampled.rollouts, episodes
+      *_, sampled = played.stream(stream)
+    return sampled.rollouts, played
 
   def progress(text: str) -> None:
     check_stop(output.stop)

@@ -9,11 +9,10 @@ from typing import Any
 
 import jax
 
-from rl_reason import environments as environments_lib, features, tasks
+from rl_reason import features, tasks
 from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, prompt_lengths
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import templates, tokenizer
 from rl_reason.data.pipelines import RowSource
@@ -63,13 +62,11 @@ def show(display: Display) -> tasks.Show:
   )
 
 
-def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
-  """The task with its verifier, and what makes its environments (or None)."""
+def task(c, show: tasks.Show) -> Any:
+  """The task with its verifier."""
   found = tasks.get(c.task.name, show)
   r = c.reward
-  found = found.in_workers(r.workers, r.seconds, show)
-  e = c.environment
-  return found, environments_lib.find(e.name, found, e.phrase)
+  return found.in_workers(r.workers, r.seconds, show)
 
 
 def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
@@ -170,7 +167,8 @@ def engine(
   """The engine of this package, on a mesh."""
   ends = tokenizer.response_ends(tok)
   eos: tuple[int, ...] | StopStrings = ends.ids
-  if strings := c.environment.stop_strings or ends.strings:
+  of_features = (x.stop_strings(c) for x in features.declared())
+  if strings := next(filter(None, of_features), ends.strings):
     eos = StopStrings(tok, cfg.vocab, strings, ends.ids)
   return RolloutEngine(
       cfg,
@@ -215,29 +213,4 @@ def reward_runner(c, show: tasks.Show) -> RewardRunner:
       seconds=c.reward.timeout,
       max_tokens=c.rollout.max_tokens,
       show=show,
-  )
-
-
-def environments(
-    c, make: Callable | None, tok: Any, mesh, display: Display
-) -> Environments | None:
-  """Makes and calls environments; None if responses have a single turn."""
-  e = c.environment
-  if make is None:
-    return None
-  return Environments(
-      e.name or c.task.name,
-      make,
-      tok,
-      ends=tokenizer.response_ends(tok).ids,
-      stop_strings=e.stop_strings,
-      max_turns=e.max_turns,
-      turn_tokens=e.turn_tokens,
-      slots=c.rollout.slots,
-      shards=sharding.num_shards(mesh, "batch"),
-      executor=e.executor,
-      workers=e.workers,
-      seconds=e.timeout,
-      special_tokens=e.special_tokens,
-      show=display.say,
   )

@@ -9,13 +9,13 @@ import copy
 import functools
 import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from rl_reason.base import feature
 from rl_reason.checks import model_directory
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.monitoring.display import Display
@@ -71,7 +71,7 @@ class Session:
     if self.source and c.model.path:  # an evaluation may sample more tokens
       model_directory.require_context(c, self.source)
     c.tokenizer = starting_model.tokenizer(recorded) or c.tokenizer
-    alphabet = "" if self.source or c.tokenizer else self._task[0].ALPHABET
+    alphabet = "" if self.source or c.tokenizer else self._task.ALPHABET
     self.tok = model_directory.load_tokenizer(c, self.source, alphabet)
     parts.show_idle_template_args(c, self.tok, screen.say)
     keep = bool(recorded)
@@ -82,13 +82,13 @@ class Session:
     self.engine = parts.engine(c, self.tok, cfg, mesh, screen)
 
   @functools.cached_property
-  def _task(self) -> tuple[Any, Callable | None]:
+  def _task(self) -> Any:
     return parts.task(self._c, self._show)
 
   @functools.cached_property
   def row_source(self) -> RowSource:
     """The rows of the task by purpose."""
-    return parts.row_source(self._c, self._task[0], self.tok, self._files)
+    return parts.row_source(self._c, self._task, self.tok, self._files)
 
   @functools.cached_property
   def output(self) -> Output:
@@ -115,11 +115,9 @@ class Session:
     return parts.reward_runner(self._c, self._show)
 
   @functools.cached_property
-  def environments(self) -> Environments | None:
-    """Makes and calls environments; None without."""
-    return parts.environments(
-        self._c, self._task[1], self.tok, self.model.mesh, self._screen
-    )
+  def opened(self) -> dict[feature.Declaration, Any]:
+    """What features have opened."""
+    return feature.opened(self._c, self)
 
   def open(self) -> None:
     """Opens all parts, so that a run that trains fails before it begins."""
@@ -135,9 +133,9 @@ class Session:
 
   def close(self) -> None:
     """Ends the parts that are open, and have threads, processes or files."""
-    opened = vars(self)
-    for name in ("environments", "reward_runner"):
-      if opened.get(name) is not None:
-        opened[name].close()
-    if "output" in opened:
+    for one in vars(self).get("opened", {}).values():
+      one.close()
+    if "reward_runner" in vars(self):
+      self.reward_runner.close()
+    if "output" in vars(self):
       self.output.log.close()

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import config_facts
-from rl_reason.collect.environment_runner import Environments
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices.randomness import host_seed
@@ -129,7 +128,7 @@ def _train_part(
       table=decoder.table(model.cfg),
       first=first,
       stream=_stream(c, session, name),
-      rows=packer(c, session.tok, session.environments),
+      rows=packer(c, session),
       update=update,
       steps=rate.pop("total"),
       rates=rates,
@@ -138,14 +137,14 @@ def _train_part(
   )
 
 
-def packer(c, tok: Any, environments: Environments | None) -> Callable:
+def packer(c, session: Session) -> Callable:
   """`demonstrations.pack` in the shapes of a config."""
   return functools.partial(
       demonstrations.pack,
-      tok,
+      session.tok,
       prompt_slots=c.rollout.max_prompt,
       response_slots=c.rollout.max_tokens,
-      observe=environments.observer.text if environments else None,
+      encode=feature.encoder(c, session),
   )
 
 

@@ -493,10 +493,9 @@ def require_equal(
   Raises:
     RunError: names the first field that differs, and both values.
   """
+  free = resume_rules.free_fields()
   for name, value in here.items():
-    matters = (
-        name.startswith(prefixes) and name not in resume_rules.free_fields()
-    )
+    matters = name.startswith(prefixes) and name not in free
     newer = fields.FIELDS.get(name)  # than the other run, perhaps
     other = there.get(name, newer and newer.default)
     moved = resume_rules.equal_content(name, there, here)

@@ -24,7 +24,7 @@ and optionally
   DIFFICULTIES, STYLES                 levels, and styles of demonstrations; by
                                        default any
   reset, step                          instead of `verify`, for responses with
-                                       several turns; see `environments`
+                                       several turns
 
 The task `files` reads rows from files, and `reasoning_gym:SETS` generates rows
 with that package (`gym.py`). Both verify responses in worker processes. A hash
@@ -32,8 +32,6 @@ of the prompt decides here whether a prompt is held out for evaluation, so that
 every task has the split.
 """
 
-import copy
-import functools
 import hashlib
 import importlib
 import re
@@ -44,7 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import verifiers
+from rl_reason import features, verifiers
 from rl_reason.base import errors, functions, own_code
 
 NAMES = {
@@ -53,10 +51,6 @@ NAMES = {
     "countdown": f"{__name__}.countdown",
     "xor": f"{__name__}.xor",
     "chain": f"{__name__}.chain",
-    "guess": "rl_reason.environments.guess:Guess",
-    "calculator": "rl_reason.environments.calculator:Calculator",
-    "lines": "rl_reason.environments.lines:Lines",
-    "python": "rl_reason.environments.python:Python",
 }
 FILES = "files"
 GYM = "reasoning_gym"
@@ -140,12 +134,13 @@ class Task:
     show: writes the first traceback of the task to the screen.
 
   Attributes:
-    environment: creates the environment of a response; None if responses have a
-      single turn.
+    origin: the module, class or object.
+    in_turns: whether responses have several turns, which `step` answers.
   """
 
   def __init__(self, name: str, source: Any, show: Show | None = None):
-    self.environment = environment_factory(source)
+    self.origin = source
+    self.in_turns = callable(getattr(source, "step", None))
     source = source() if isinstance(source, type) else source
     default = string.ascii_letters + string.digits + string.punctuation + " \n"
     self.ALPHABET = getattr(source, "ALPHABET", default)
@@ -159,8 +154,8 @@ class Task:
         raise ValueError(f"BEHAVIOURS[{label!r}] is no pattern: {e}") from None
     self.has_demonstrations = hasattr(source, "demonstrate")
     self._source, self._failures = source, Failures(f"task {name}", show)
-    verify = self.environment or getattr(source, "verify", None)
-    self.verifies = callable(verify)
+    verifies = callable(getattr(source, "verify", None))
+    self.verifies = self.in_turns or verifies
     if not callable(getattr(source, "problem", None)):
       raise ValueError("has no function problem")
 
@@ -215,6 +210,14 @@ class Task:
     return lambda: verdicts
 
 
+def names() -> dict[str, str]:
+  """The built-in tasks: name -> module, or 'module:name'."""
+  out = dict(NAMES)
+  for one in features.declared():
+    out |= one.tasks
+  return out
+
+
 def get(name: str, show: Show | None = None) -> Any:
   """Returns a built-in task, or a task of the user.
 
@@ -237,22 +240,15 @@ def get(name: str, show: Show | None = None) -> Any:
       ) from None
     return gym.Gym(rest, show)
   try:
-    source = functions.load(NAMES.get(name, name))
+    source = functions.load(names().get(name, name))
   except ValueError as e:
-    hint = errors.did_you_mean(name, (*NAMES, FILES))
+    known = *names(), FILES
+    hint = errors.did_you_mean(name, known)
     raise ValueError(
-        f"none of {', '.join((*NAMES, FILES))}, {GYM}:SETS, and no task of"
+        f"none of {', '.join(known)}, {GYM}:SETS, and no task of"
         f" yours: {e}{hint}"
     ) from None
   return Task(name, source, show)
-
-
-def environment_factory(source: Any) -> Callable[[], Any] | None:
-  """Creates environments from a class or an object; None without `step`."""
-  if not callable(getattr(source, "step", None)):
-    return None
-  make = functools.partial(copy.deepcopy, source)
-  return source if isinstance(source, type) else make
 
 
 def has_verifier(task, row: Row) -> bool:

@@ -71,7 +71,7 @@ def of(name: str, levels: tuple[int, ...]) -> TaskSet:
         f"{name} has sets of its own: name built-in tasks or tasks of yours;"
         " files are evaluated with data.evaluate"
     )
-  if task.environment:
+  if task.in_turns:
     raise ValueError(f"{name} has several turns, which only its own run plays")
   if not task.verifies:
     raise ValueError(f"{name} has no verifier, so it has no accuracy")

@@ -23,7 +23,7 @@ from bench.training import seeds
 from rl_reason import tasks
 from rl_reason.checks import config_files
 from rl_reason.data import held_out
-from rl_reason.environments import lines
+from rl_reason.features.environments import lines
 from rl_reason.lab import ablate, jobs
 from rl_reason.monitoring import run_log
 from rl_reason.report import figures

@@ -158,7 +158,7 @@ def test_two_processes_end_where_one_does(tmp_path, alone, hosts, mesh):
 
 GAME = """
 import os
-from rl_reason.environments import guess
+from rl_reason.features.environments import guess
 
 class Game(guess.Guess):
   def reset(self, row, rng):

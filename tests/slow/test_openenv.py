@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import environments
-from rl_reason.environments.guess import Guess
+from rl_reason.features.environments import factory
+from rl_reason.features.environments.guess import Guess
 
 pytestmark = pytest.mark.slow
 SERVER = """
@@ -19,7 +19,7 @@ import sys
 import numpy as np
 import uvicorn
 from openenv.core import env_server
-from rl_reason.environments.guess import Guess
+from rl_reason.features.environments.guess import Guess
 
 class Say(env_server.Action):
   message: str
@@ -67,7 +67,7 @@ def test_a_server_plays_the_game_itself(tmp_path, monkeypatch):
       time.sleep(0.2)
     from my_openenv import Remote
 
-    assert environments.find("my_openenv:Remote", None) is Remote
+    assert factory.find("my_openenv:Remote", None) is Remote
     rng = np.random.default_rng(0)
     games = [(Remote(), Remote().problem(rng, 0)) for _ in range(4)]
     for remote, row in games:

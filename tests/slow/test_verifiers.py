@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from rl_reason import environments
-from rl_reason.environments.guess import Guess
+from rl_reason.features.environments import factory
+from rl_reason.features.environments.guess import Guess
 from rl_reason.tasks import Row
 
 pytestmark = pytest.mark.slow
 TASKSET = """
 import numpy as np
 import verifiers.v1 as vf
-from rl_reason.environments.guess import Guess
+from rl_reason.features.environments.guess import Guess
 
 __all__ = ["Games", "Play"]
 
@@ -73,7 +73,7 @@ def mine(tmp_path_factory):
     patch.syspath_prepend(str(folder))
     import my_verifiers
 
-    found = environments.find("my_verifiers:Episode", None)
+    found = factory.find("my_verifiers:Episode", None)
     assert found is my_verifiers.Episode
     yield my_verifiers
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import run_directory, saved_config
 
@@ -19,7 +19,8 @@ from rl_reason.checks import run_directory, saved_config
 Policy = tuple[ml_collections.ConfigDict, pathlib.Path, str]
 # Fields that decide what is asked and how is sampled.
 _SAME = (
-    *("evaluate.", "environment.", "task.", "data.template", "data.chat"),
+    *feature.of_all("sampled"),
+    *("evaluate.", "task.", "data.template", "data.chat"),
     *("data.system", "rollout.max_prompt", "rollout.max_tokens"),
 )
 _OTHERWISE = (  # these decide neither

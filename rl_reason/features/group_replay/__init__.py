@@ -69,8 +69,6 @@ class _GroupReplay(feature.Declaration):
           f"{c.advantage.name} reads responses of its own step: set it to 0, or"
           " another advantage.name"
       )
-    if r.replay_from and config_facts.environment(c):
-      yield "rollout.replay_from", "files have no turns: leave it out"
     if r.replay_from and config_facts.type_field(c) and r.types != "difficulty":
       yield "rollout.replay_from", (
           f"files have no {r.types} as the run counts it: set rollout.types ="

@@ -71,10 +71,12 @@ class _PrefixValues(feature.Declaration):
           " statistics: set it to 'none'"
       )
 
-  def collector(self, c, shards: int) -> tuple[type, dict]:
+  def collector(self, c, session, engine, purpose: str) -> tuple[type, dict]:
+    from rl_reason.devices import sharding
     from rl_reason.features.prefix_values import continuing_collector
     from rl_reason.stages import build_step
 
+    shards = sharding.num_shards(engine.mesh, "batch")
     count, slots = c.advantage.continuations, c.rollout.slots or c.rollout.batch
     return continuing_collector.ContinuingCollector, dict(
         continuations=count,

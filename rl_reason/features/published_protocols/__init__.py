@@ -20,9 +20,6 @@ class _PublishedProtocols(feature.Declaration):
         sampling=choice(
             *("config", "published"),
             needs="rows of files",
-            not_with={
-                "environment.name": "protocols are of responses in one turn",
-            },
         ),
     )
 

@@ -92,7 +92,7 @@ def start(c, loop: feature.Loop) -> Streams:
         *(c, c.sft, "stream", c.streams.sft_batch, *source),
         functools.partial(counted, "sft"),
     )
-    found["sft"] = batches, sft.packer(c, tok, session.environments)
+    found["sft"] = batches, sft.packer(c, session)
   if c.streams.text:
     slots = c.rollout.max_prompt + c.rollout.max_tokens
     parts, weights = plain_text.read(

@@ -49,7 +49,7 @@ class _SamplingAhead(feature.Declaration):
     return bool(c.rl.staleness)
 
   def rules(self, c) -> Iterator[feature.Rule]:
-    if config_facts.environment(c):
+    if feature.judge(c):
       yield "rl.staleness", (
           "trajectories of several turns are not sampled ahead: set it to 0"
       )

@@ -16,6 +16,8 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.tasks import Row
 
+NAME = "interrupt"  # in environment.name; it takes the task of the run
+
 
 class Interrupt:
   """One response, which is interrupted at most once.

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from rl_reason import environments, tasks
-from rl_reason.environments import lines, python
+from rl_reason import tasks
+from rl_reason.features.environments import factory, lines, python
 from rl_reason.verifiers import code
 
 RNG = np.random.default_rng(0)
@@ -26,7 +26,7 @@ def fast(monkeypatch):
 
 
 def play(*responses, row=ROW):
-  environment = environments.find("python", tasks.get("arithmetic"))()
+  environment = factory.find("python", tasks.get("arithmetic"))()
   assert environment.reset(row, RNG) is None
   steps = [environment.step(x) for x in responses]
   return environment, steps
@@ -76,7 +76,7 @@ def test_demonstrations_of_lines_read_what_the_sandbox_says():
     for text in task.demonstrate(row, "random", RNG):
       programs[text] = text.removeprefix(f"print({y}+")[0]
   for text in sorted(programs):
-    simulated = task.environment()
+    simulated = factory.of_task(task)()
     for one in (simulated, made):
       one.reset(row, RNG)
     outcome = simulated.step(text)

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from rl_reason import environments, tasks
+from rl_reason import tasks
 from rl_reason.base import functions
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_checks
 from rl_reason.data import tokenizer
-from rl_reason.environments import guess, observations, tools
+from rl_reason.features.environments import (
+    calculator,
+    factory,
+    guess,
+    observations,
+    tools,
+)
 from rl_reason.stages import demonstrations
 
 RNG = np.random.default_rng(0)
@@ -24,14 +30,14 @@ RNG = np.random.default_rng(0)
 def test_demonstrations_solve_the_task(name):
   """Observations come from the environment; turns alone are learned."""
   task, lengths = tasks.get(name), {}
-  make = environments.find("", task)
+  make = factory.find("", task)
   tok = tokenizer.load("", task.ALPHABET)
   for style in task.STYLES[:2]:
     for level in task.DIFFICULTIES[:5]:
       row = task.problem(RNG, level)
       environment = make()
       turns = task.demonstrate(row, style, RNG)
-      prompt, texts = environments.transcript(environment, row, turns, RNG)
+      prompt, texts = factory.transcript(environment, row, turns, RNG)
       assert prompt == row.prompt and texts[::2] == turns[: len(texts)]
       _, reward, over = environment.step(texts[-1])
       assert over or name == "guess"
@@ -61,7 +67,7 @@ def test_no_play_takes_fewer_turns_than_bisection():
 
 def test_guess_answers():
   """Whatever leaves more numbers; what is impossible changes nothing."""
-  game = tasks.get("guess").environment()
+  game = guess.Guess()
   game.reset(tasks.Row("17-48:", "6", 5), RNG)
   for turn, said in [("40", "<"), ("9", ">"), ("3+", "?"), ("60", "<")]:
     assert game.step(turn) == (said, -guess.COST, False)
@@ -75,7 +81,7 @@ def test_guess_answers():
 
 
 def test_calculator_answers():
-  tool = tasks.get("calculator").environment()
+  tool = calculator.Calculator()
   tool.reset(tasks.Row("5-1+9=", "13", 3), RNG)
   assert tool.step("5-1+9?") == ("13;", -0.1, False)
   assert tool.step("2-9?") == ("-7;", -0.1, False)
@@ -86,10 +92,10 @@ def test_calculator_answers():
 
 def test_what_is_no_environment_is_refused():
   plain = tasks.get("arithmetic")
-  assert environments.find("", plain) is None
+  assert factory.find("", plain) is None
   with pytest.raises(ValueError, match="has no method step"):
-    environments.find("json:JSONDecoder", plain)
-  assert environments.find("guess", plain) is guess.Guess
+    factory.find("json:JSONDecoder", plain)
+  assert factory.find("guess", plain) is guess.Guess
 
 
 class Shop(tools.Tools):
@@ -169,10 +175,10 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
     row = task.problem(RNG, level)
     assert len(row.prompt) <= c.rollout.max_prompt
     turns = task.demonstrate(row, "random", RNG)
-    environment = environments.find("", task)()
-    _, texts = environments.transcript(environment, row, turns, RNG)
+    environment = factory.find("", task)()
+    _, texts = factory.transcript(environment, row, turns, RNG)
     assert texts[-1] == row.answer
-  game = task.environment()
+  game = factory.of_task(task)()
   game.reset(tasks.Row("", "103"), RNG)
   assert game.step("120") == ("12:", -0.05, False)
   shop = functions.load("my_tools:Shop")()

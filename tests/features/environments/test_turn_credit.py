@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from by_hand import public, quick_jit
 
-from rl_reason.algorithms import credit, rewards, turns
+from rl_reason.algorithms import credit, rewards
+from rl_reason.features.environments import turns
 
 # Two rows of one group with two and three turns, and padding. Turns of row 0
 # have rewards 1 and 2 and the values 1/2 and 3/4 before them; row 1 has 1, 1, 4

@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 
-from rl_reason.environments import python
+from rl_reason.features.environments import python
 from rl_reason.tasks import Row
 from rl_reason.verifiers import code
 

@@ -1,4 +1,4 @@
-"""Credit by turn, for trajectories in environments.
+"""Turns of trajectories in environments, and credit by turn.
 
 A trajectory in an environment has several turns of the policy, each with a
 reward at its last token. Whole trajectories are compared by the advantages of
@@ -17,9 +17,32 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from rl_reason.algorithms import advantages
 from rl_reason.base.structs import Array, Positive, UnitInterval
+
+
+@struct.dataclass
+class Turns:
+  """The turns of trajectories: `Experience.turns`.
+
+  Attributes:
+    rewards_BT: float32, the reward of each turn at its last token, else 0.
+    numbers_BT: int32, the turn of each token that the policy chose, from 1 on;
+      0 elsewhere.
+  """
+
+  rewards_BT: Array
+  numbers_BT: Array
+
+  def inputs(self) -> dict[str, Array]:
+    """The arrays that credit reads, by their names there."""
+    return dict(turn_rewards_BT=self.rewards_BT, turns_BT=self.numbers_BT)
+
+  def shown(self) -> dict[str, Array]:
+    """Numbers of each token, by their names in samples.jsonl."""
+    return dict(turn=self.numbers_BT, turn_reward=self.rewards_BT)
 
 
 def total(turn_rewards_BT: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Environments: tasks whose responses have several turns.
+"""The factory of environments: tasks whose responses have several turns.
 
 An environment is a class of the user, named like a task. An object of the class
 handles one trajectory:
@@ -26,10 +26,10 @@ single turn.
 
 A prompt or an observation may be a list of messages, {"role", "content"} each,
 which the chat template of the tokenizer renders. `tools.py` offers methods as
-tools, and `collect/episodes.py` runs trajectories. This room does not import
-JAX.
+tools, and `episodes.py` runs trajectories. This module does not import JAX.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,10 +38,9 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import errors, functions
-from rl_reason.environments import interrupt
+from rl_reason.features.environments import interrupt
 
 Environment = Any  # an object with `reset` and `step`
-INTERRUPT = "interrupt"  # takes the task of the run
 
 
 def find(
@@ -58,18 +57,31 @@ def find(
   Raises:
     ValueError: there is no such environment; the text says what is missing.
   """
-  if name == INTERRUPT:
+  if name == interrupt.NAME:
     return functools.partial(interrupt.Interrupt, task, phrase)
   if name:
-    source = functions.load(tasks.NAMES.get(name, name))
-    make = tasks.environment_factory(source)
+    place = name if ":" in name else tasks.names().get(name, name)
+    make = _of(functions.load(place))
     if make is None:
       raise ValueError("has no method step")
   else:
-    make = getattr(task, "environment", None)
+    make = of_task(task)
   if make is not None and not callable(getattr(make(), "reset", None)):
     raise ValueError("has no method reset")
   return make
+
+
+def of_task(task: Any) -> Callable[[], Environment] | None:
+  """A factory of a task's own environments; None without `step`."""
+  return _of(getattr(task, "origin", None))
+
+
+def _of(source: Any) -> Callable[[], Environment] | None:
+  """A factory from a class or an object; None without `step`."""
+  if not callable(getattr(source, "step", None)):
+    return None
+  make = functools.partial(copy.deepcopy, source)
+  return source if isinstance(source, type) else make
 
 
 def transcript(

@@ -19,16 +19,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason.base.structs import Experience, Rollouts, Turns
+from rl_reason.base.structs import Experience, Rollouts
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.environment_runner import Environments, Failure
 from rl_reason.data import tokenizer
 from rl_reason.devices import hosts
-from rl_reason.environments import observations
+from rl_reason.features.environments import observations
+from rl_reason.features.environments.environment_runner import (
+    Environments,
+    Failure,
+)
+from rl_reason.features.environments.turns import Turns
 from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import Row
 
-# (resumed=) -> a stream of `sampler.stream`, with keep_cache, on the host.
+# (keep_cache=, resumed=, limits_B=) -> a stream of `sampler.stream`, on the
+# host.
 Sample = Callable[..., Iterable[Sampled]]
 
 
@@ -154,10 +159,14 @@ class Episodes:
     """Drops the environments."""
     self._plays = {}
 
+  by_level = ("turns",)  # see `feature.Declaration.play`
+
   @property
-  def summary_B2(self) -> np.ndarray:
-    """Number of turns and sum of rewards of each trajectory."""
-    return np.stack([self._turns_B, self._rewards_BT.sum(1)], -1)
+  def numbers(self) -> dict[str, np.ndarray]:
+    """Number of turns and sum of rewards of each trajectory, [B] float64."""
+    returns_B = self._rewards_BT.sum(1)
+    found = dict(turns=self._turns_B, returns=returns_B)
+    return {name: x.astype(np.float64) for name, x in found.items()}
 
   def turns(self) -> Turns:
     """The turns of all trajectories."""
@@ -166,18 +175,19 @@ class Episodes:
   def stream(self, sample: Sample) -> Iterator[Sampled]:
     """Plays all trajectories to their ends; yields all so far after each wave.
 
-    `sample` samples turns: first without `resumed`, then with it; and with
-    `limits_B`, if turns have a limit.
+    `sample` samples turns: first without `resumed`, then with it; with
+    `limits_B`, if turns have a limit; and it keeps the cache.
     """
     live_B = np.ones(len(self.texts), bool)
     while live_B.any():
       # Sample the next turns. Environments answer while others still decode.
       if self._rollouts is None:
-        cache = self._wave(sample(**self._limits()), live_B)
+        parts = sample(keep_cache=True, **self._limits())
+        cache = self._wave(parts, live_B)
       else:
         for wave_B in self._fitting(live_B):
           resumed = Sampled(self._rollouts, ~wave_B, cache)
-          parts = sample(resumed=resumed, **self._limits())
+          parts = sample(keep_cache=True, resumed=resumed, **self._limits())
           cache = self._wave(parts, wave_B)
       # Append the answers; trajectories that are not over continue.
       assert self._rollouts is not None
@@ -350,7 +360,7 @@ class TurnsCollector(RolloutCollector):
     def sample(**wave):
       # The device has work since the first turns.
       begins = (lambda: None) if "resumed" in wave else on_dispatch
-      return turns(begins, keep_cache=True, **options | wave)
+      return turns(begins, **options | wave)
 
     return self._episodes.stream(sample)
 

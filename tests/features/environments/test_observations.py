@@ -9,7 +9,7 @@ from configs import dapo
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import templates, tokenizer
-from rl_reason.environments import observations
+from rl_reason.features.environments import observations
 from rl_reason.stages import demonstrations, parts
 
 START, END, EOS, CALL = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<call>"

@@ -13,10 +13,37 @@ from typing import Any, NamedTuple
 from rl_reason import tasks
 from rl_reason.base import own_code
 from rl_reason.base.errors import RunError
-from rl_reason.environments import Environment, executors, observations
+from rl_reason.data import tokenizer
+from rl_reason.devices import sharding
+from rl_reason.features.environments import executors, factory, observations
+from rl_reason.features.environments.factory import Environment
+from rl_reason.stages.session import Session
 from rl_reason.tasks import threads
 
 ENDS = 5.0  # seconds that the end of a process may take
+
+
+def opened(c, session: Session) -> "Environments":
+  """Makes and calls the environments of a config."""
+  e, tok = c.environment, session.tok
+  make = factory.find(e.name, session.row_source.task, e.phrase)
+  assert make is not None  # the checks of the config have found it
+  return Environments(
+      e.name or c.task.name,
+      make,
+      tok,
+      ends=tokenizer.response_ends(tok).ids,
+      stop_strings=e.stop_strings,
+      max_turns=e.max_turns,
+      turn_tokens=e.turn_tokens,
+      slots=c.rollout.slots,
+      shards=sharding.num_shards(session.model.mesh, "batch"),
+      executor=e.executor,
+      workers=e.workers,
+      seconds=e.timeout,
+      special_tokens=e.special_tokens,
+      show=session.output.display.say,
+  )
 
 
 class Failure(NamedTuple):

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from tiny_episodes import EOS, TOK, Echo, check_ids, environments, play, rows
 
-from rl_reason import environments as env_lib, tasks
-from rl_reason.algorithms import variants
+from rl_reason import tasks
 from rl_reason.base.errors import RunError
-from rl_reason.collect import episodes
 from rl_reason.data import tokenizer
+from rl_reason.features.environments import (
+    episodes,
+    factory,
+    observation_loss,
+)
 from rl_reason.tasks import threads
 
 
@@ -30,7 +33,7 @@ def test_the_update_gets_the_ids_that_were_sampled():
   found = play(environments(Echo), count=32, max_tokens=80)
   assert found.tokens > 500
   check_ids(found)
-  seen_BT = np.asarray(variants.observed(found.rollouts.mask_BT))
+  seen_BT = np.asarray(observation_loss.observed(found.rollouts.mask_BT))
   assert seen_BT.any()
   tokens_BT = found.rollouts.tokens_BL[:, -seen_BT.shape[1] :]
   for environment, ids, seen in zip(
@@ -164,7 +167,7 @@ def test_an_interrupted_response_by_hand():
   """The verifier reads the thought, the phrase and the answer as one text."""
   task = tasks.get("arithmetic")
   row = tasks.Row("5-1+1=", "5", 3)
-  make = env_lib.find("interrupt", task, ";#")
+  make = factory.find("interrupt", task, ";#")
   for turns, wanted in (
       ([("step", "5-1=4;4+1=5;#5")], 1.0),
       ([("step", "5-1=4;#4")], 0.0),
@@ -182,7 +185,7 @@ def test_an_interrupted_response_by_hand():
   class Fails:
     begin = staticmethod(lambda pairs: lambda: [None])
 
-  environment = env_lib.find("interrupt", Fails(), "#")()
+  environment = factory.find("interrupt", Fails(), "#")()
   environment.reset(row, None)
   with pytest.raises(RuntimeError, match="verifier failed"):
     environment.step("5")
@@ -381,4 +384,5 @@ def test_hosts_play_their_own_rows_and_end_where_one_does(monkeypatch):
       assert one.episodes.texts == alone.episodes.texts
       failed = {b: x.reason for b, x in alone.episodes._failed.items()}
       assert {b: x.reason for b, x in one.episodes._failed.items()} == failed
-  assert alone.episodes.failures >= 5 and alone.episodes.summary_B2[:, 1].any()
+  assert alone.episodes.failures >= 5
+  assert alone.episodes.numbers["returns"].any()

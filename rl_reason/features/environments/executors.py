@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import environments
 from rl_reason.base import errors, own_code
-from rl_reason.environments import tools
+from rl_reason.features.environments import factory, tools
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
@@ -228,7 +227,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
   workers.die_with(parent)
   control = socket.socket(fileno=descriptor)
   try:
-    make = environments.find(name, None)
+    make = factory.find(name, None)
     control.sendall(b"\n")
   except BaseException as e:
     control.sendall(json.dumps(errors.one_line(e)).encode() + b"\n")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_reason.data import templates, tokenizer
-from rl_reason.environments.tools import Messages
+from rl_reason.features.environments.tools import Messages
 
 # Inserted into markup of observations; Unicode reserves it for internal use.
 _BREAK = "\ufdd0"
