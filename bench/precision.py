@@ -20,7 +20,8 @@ import numpy as np
 
 from bench import results
 from rl_reason.base.structs import Prompts, Rollouts, Tree
-from rl_reason.models import attention, decoder, linear, lora
+from rl_reason.features.low_rank.low_rank_factors import LowRank
+from rl_reason.models import attention, decoder, linear
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.training import packing, step
 
@@ -159,7 +160,7 @@ def adapters(
   w = (w * size**-0.5).astype(jnp.bfloat16)
   scale = float(ratio * jnp.linalg.norm(w.astype(jnp.float32)))
   scale /= float(jnp.linalg.norm(a @ b))
-  joined = linear.LowRank(w, a, b, scale)
+  joined = LowRank(w, a, b, scale)
   effect = scale * (x @ a) @ b
   cfg = decoder.ModelConfig(
       vocab=8,
@@ -175,7 +176,7 @@ def adapters(
   def served(matrix):
     """The product with the matrix that the sampler gets, in float32."""
     if kind == "merged":
-      whole = lora.merge(dict(q=matrix))["q"]
+      whole = linear.merged(dict(q=matrix))["q"]
       return x @ whole.astype(jnp.bfloat16).astype(jnp.float32)
     params = jax.tree.map(jnp.zeros_like, decoder.init(cfg, jax.random.key(0)))
     layers = params["layers"] | dict(q=jax.tree.map(lambda y: y[None], matrix))
@@ -184,7 +185,7 @@ def adapters(
     return linear.product(x, jax.tree.map(lambda y: y[0], made))
 
   error = served(joined) - served(w) - effect
-  whole = lora.merge(dict(q=joined))["q"].astype(jnp.bfloat16)
+  whole = linear.merged(dict(q=joined))["q"].astype(jnp.bfloat16)
   return dict(
       ratio=ratio,
       kind=kind,

@@ -1,7 +1,7 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
 Mixture of experts, corrections of the mismatch of sampler and trainer,
-shaped rewards, other critics, LoRA, reward models, serving,
+shaped rewards, other critics, reward models, serving,
 generated data: see docs/techniques.md.
 """
 
@@ -186,22 +186,9 @@ def add(c) -> None:
   )
   extend(
       "optimizer",
-      freeze=number(  # share of the first layers, in RL
-          0.0,
-          low=0,
-          high=1,
-          needs="RL",
-          not_with={"lora.rank": "LoRA freezes all layers"},
-      ),
+      # Share of the first layers, in RL.
+      freeze=number(0.0, low=0, high=1, needs="RL"),
       offload=False,  # optimizer state offload to host memory
-  )
-  c.lora = section(  # of RL; SFT and critics train all parameters
-      "lora",
-      rank=number(0, low=0, needs="RL"),  # 0 is off
-      # Factors are scaled by alpha / rank.
-      alpha=number(32.0, low=1e-9, needs="lora.rank"),
-      # Matrices with factors.
-      targets=field("q,k,v,o,gate,up,down", needs="lora.rank"),
   )
   c.serve = section(  # --stage=serve
       "serve",

@@ -110,10 +110,6 @@ def test_steps_that_have_no_mean_are_refused(session, which, words):
 def test_what_does_not_take_a_mean(session):
   with pytest.raises(RunError, match="samples are of one step"):
     call(generate.run, session, "1+2")
-  c = session.config.copy_and_resolve_references()
-  c.lora.rank = 2
-  with pytest.raises(RunError, match="name one step"):
-    call(trained_parameters.rl, session.replace(c=c), "1+2")
 
 
 def test_the_card_claims_no_accuracy_of_a_mean(tmp_path):

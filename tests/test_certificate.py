@@ -11,7 +11,7 @@ from tiny_session import tiny_config
 
 from rl_reason.base.errors import RunError
 from rl_reason.devices import device_mesh
-from rl_reason.models import checksums, lora
+from rl_reason.models import checksums, decoder, parameters
 from rl_reason.monitoring import alerts, health
 from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
@@ -21,7 +21,7 @@ from rl_reason.training import certificate
 OTHER = HEALTH + "other_weights"
 
 
-def make(base=None, kind="same"):
+def make(frozen=None, kind="same"):
   """A certificate of `tiny.CFG`."""
   c = tiny_config()
   c.rollout.weights = kind
@@ -35,7 +35,7 @@ def make(base=None, kind="same"):
       ),
       rollout_engine=engine,
   )
-  return observers.certify(c, session, base)
+  return observers.certify(c, session, frozen)
 
 
 def said(one, version, params, weights):
@@ -145,31 +145,6 @@ def test_rounded_weights_are_those_that_were_meant(kind):
   assert "20" in said(one, 0, params, params)[OTHER] or kind == "int8"
 
 
-def factors(seed):
-  table = lora.table(tiny.CFG, 2, ("q", "v"))
-  shapes = jax.tree.map(
-      lambda x: x.shape, table, is_leaf=lambda x: hasattr(x, "init")
-  )
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-      lambda x: jnp.asarray(rng.normal(size=x) / 10, jnp.float32),
-      shapes,
-      is_leaf=lambda x: isinstance(x, tuple),
-  )
-
-
-def test_an_adapter_that_is_missing_or_merged():
-  base = tiny.params()
-  one, params = make(base), lora.join(base, factors(0), 2.0)
-  assert OTHER not in said(one, 1, params, params)
-  out = said(one, 1, params, base)[OTHER]
-  assert out.startswith("all weights are of the base, without the adapter, in")
-  out = said(one, 1, params, rounded(lora.merge(params)))[OTHER]
-  assert "q/a, q/b, q/base, v/a" in out and "merged into one matrix" in out
-  none = lora.join(base, jax.tree.map(jnp.zeros_like, factors(0)), 2.0)
-  assert "all zeros" in said(one, 1, params, none)[OTHER]
-
-
 def test_what_is_known_outlives_a_restart():
   policies, one = [tiny.params(n) for n in range(3)], make()
   for n in (0, 1):
@@ -268,3 +243,22 @@ def test_the_bound_of_a_gap_is_that_of_the_precision():
     x = line() | {HEALTH + "gap_bound": limit, alerts.GAP: gap}
     names = [rule.name for rule, _ in alerts.of_step([x], FIELDS)]
     assert names == ["Log-probs of another policy"] * seen
+
+
+@pytest.mark.slow
+def test_a_checksum_sees_bits_and_places_and_no_mesh():
+  params, mesh = tiny.params(), device_mesh.make_mesh(2, 2, 2)
+  want = checksums.digest(params)
+  split = jax.device_put(
+      params, parameters.shardings(decoder.table(tiny.CFG), mesh)
+  )
+  assert checksums.digest(split) == want
+  q = np.array(params["layers"]["q"])
+  swapped, nudged = q.copy(), q.copy()
+  swapped[0, 0, :2] = q[0, 0, 1::-1]
+  nudged[1, 3, 5] = np.nextafter(q[1, 3, 5], 9)
+  for other in (swapped, nudged):
+    layers = params["layers"] | dict(q=jnp.asarray(other))
+    assert checksums.digest(params | dict(layers=layers)) != want
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  assert checksums.digest(half) not in (want, 0)

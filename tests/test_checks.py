@@ -268,12 +268,6 @@ FILES = {
             "dynamic_sampling.surplus = keep: was taken out: dynamic_samp",
         ),
         ({"dynamic_sampling.batches": 3}, "without dynamic_sampling.enabled"),
-        ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),
-        (
-            {"lora.rank": 1, "lora.targets": "q,head"},
-            "'head' is none of q, k, v, o, gate",
-        ),
-        ({"lora.rank": 2, "optimizer.freeze": 0.5}, "not with lora.rank = 2"),
         ({"optimizer.freeze": 0.1}, "freezes no layer of model.layers = 2"),
         (
             {"optimizer.name": "sgd", "optimizer.offload": True},
@@ -390,7 +384,6 @@ def test_a_task_of_turns_is_not_interrupted():
     [
         ({"critic.lr": 0.5}, {}),
         ({"critic.head.name": "gated"}, {}),
-        ({"lora.alpha": 1.0}, {}),
         ({"environment.max_turns": 2}, {}),
         ({"advantage.history": 3}, {"advantage.name": "gae"}),
         ({"reward.overlong_coef": 0.5}, {}),
@@ -421,18 +414,19 @@ def test_fields_that_something_reads():
   changes = {"critic.lr": 0.5, "critic.pretrain_ev": 0.5} | GAE
   changes |= {"critic.pretrain_steps": 2}
   assert config_checks.warnings(with_fields(changes)) == []
-  changes = {"lora.rank": 2, "lora.alpha": 3.0, "reward.overlong_buffer": 4}
-  changes |= {"reward.overlong_coef": 0.5, "dynamic_sampling.enabled": True}
+  changes = {"reward.overlong_buffer": 4, "dynamic_sampling.enabled": True}
+  changes |= {"reward.overlong_coef": 0.5}
   changes |= {"dynamic_sampling.shortfall": "raise"}
   assert config_checks.warnings(with_fields(changes)) == []
 
 
 def test_fields_of_the_command_line_that_nothing_reads():
   c = base.arithmetic()
-  config_checks.fields(c, given=("lora.rank",))
-  config_checks.fields(c, given=("lora.alpha",))  # the default, as in a sweep
-  c.lora.alpha, c.critic.lr = 1.0, 0.4
-  for name in ("lora.alpha", "critic.lr"):
+  config_checks.fields(c, given=("reward.overlong_buffer",))
+  # The default, as in a sweep.
+  config_checks.fields(c, given=("reward.overlong_coef",))
+  c.reward.overlong_coef, c.critic.lr = 0.5, 0.4
+  for name in ("reward.overlong_coef", "critic.lr"):
     with pytest.raises(errors.ConfigError, match=f"{name} = .* this out"):
       config_checks.fields(c, given=(name,))
   c.model.path = "x"
@@ -571,7 +565,6 @@ NO_FILES = "does nothing: task.name = 'arithmetic' makes problems, and reads no"
                 "loss.entropy_coef": 0.1,
                 "updates.minibatches": 4,
                 "updates.epochs": 2,
-                "lora.rank": 4,
             }.items()
         ),
         *(

@@ -514,7 +514,7 @@ def finished(workdir, path, params):
         history=dict(rewards=np.zeros(4)),
     )
     saver = Checkpoints(workdir / "checkpoints" / "rl", keep_last=2)
-    saver.save(step, arrays, dict(config=flat, base_digest=0))
+    saver.save(step, arrays, dict(config=flat))
     saver.close()
 
 

@@ -151,7 +151,6 @@ def test_balance_by_hand():
         ({"model.mlp_bias": True}, "model.mlp_bias = True: experts have no"),
         ({"mesh.expert": 3}, "mesh.expert = 3: must divide model.experts = 8"),
         ({"model.remat": "auto"}, "of experts: use 'none', 'dots', 'sqrt' or"),
-        ({"lora.rank": 2}, "lora.targets = .*: experts have no factors"),
         (
             {
                 "rollout.engine.name": "vllm",

@@ -94,7 +94,7 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
         expected,
     )
     critic_params, _ = call(value.run, session, params)
-    state, _ = tiny_session.initial_state(session, params, critic_params, None)
+    state = tiny_session.initial_state(session, params, critic_params, None)
     state.step = 7
     stage = call(open_stage, session, "rl")
     stage.save(state)

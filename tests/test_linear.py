@@ -1,4 +1,4 @@
-"""Int8 and low-rank weights, and the sampler weights that are made of them."""
+"""Int8 weights, and the sampler weights that are made of them."""
 
 import dataclasses
 import functools
@@ -9,9 +9,11 @@ import numpy as np
 import padded
 import pytest
 import tiny
+from tiny_session import tiny_config
 
-from rl_reason.models import decoder, linear, lora, parameters
-from rl_reason.models.linear import Int8, LowRank
+from rl_reason.checks import cautions, rules
+from rl_reason.models import decoder, linear, parameters
+from rl_reason.models.linear import Int8
 from rl_reason.rollout import sampler_weights
 
 HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
@@ -49,14 +51,8 @@ def test_int8_is_off_by_half_a_step_of_its_channel_at_most():
 )
 def test_a_product_is_that_of_the_dense_weight(dtype, tolerance):
   x, w = jnp.asarray(noise(7, 16), dtype), noise(16, 9, seed=1)
-  a, b = noise(16, 3, seed=2), noise(3, 9, seed=3)
   small = linear.quantize(w)
-  for weight, whole in (
-      (w, w),
-      (small, dense(small)),
-      (LowRank(w, a, b, 0.5), w + 0.5 * a @ b),
-      (LowRank(small, a, b, 2.0), dense(small) + 2.0 * a @ b),
-  ):
+  for weight, whole in ((w, w), (small, dense(small))):
     out = linear.product(x, weight)
     assert out.dtype == x.dtype
     want = np.asarray(x, np.float32) @ whole
@@ -107,25 +103,6 @@ def test_the_table_is_that_of_the_weights(kind, tied):
   assert ("head" in made) == (small or not tied)
 
 
-@pytest.mark.parametrize("kind", ["same", "int8"])
-def test_low_rank_factors_stay_apart(kind):
-  """Their table has the structure of the weights, for shardings."""
-  factors = parameters.init_table(
-      lora.table(tiny.CFG, 2, ("q", "up")), jax.random.key(1)
-  )
-  params = lora.join(tiny.params(), factors, 1.5)
-  made = sampler_weights.make(params, HALF, kind)
-  table = sampler_weights.table(HALF, kind, params)
-  shapes = jax.tree.map(lambda x: x.shape, table, is_leaf=parameters.is_param)
-  assert shapes == jax.tree.map(lambda x: x.shape, made)
-  q = made["layers"]["q"]
-  assert isinstance(q, LowRank) and q.scale == 1.5
-  assert isinstance(q.base, Int8) == (kind == "int8")
-  np.testing.assert_array_equal(
-      q.a, factors["layers"]["q"]["a"].astype(jnp.bfloat16)
-  )
-
-
 @pytest.mark.slow
 def test_bfloat16_weights_change_no_number_of_bfloat16_products():
   rows = jax.tree.map(lambda x: x[0], tiny.batch(1, 8))
@@ -135,3 +112,21 @@ def test_bfloat16_weights_change_no_number_of_bfloat16_products():
       for params in (tiny.params(), weights("bfloat16"))
   )
   np.testing.assert_array_equal(own, half)
+
+
+def test_a_sampler_that_is_another_policy_is_named():
+  c = tiny_config()
+  weights, cache = "rollout.weights = 'int8'", "rollout.cache = 'int8'"
+  for kind, kept, dtype, correction, warned in (
+      ("int8", "same", "float32", "none", [weights]),
+      ("int8", "int8", "float32", "truncate", []),
+      ("bfloat16", "same", "float32", "none", ["weights = 'bfloat16'"]),
+      ("bfloat16", "same", "bfloat16", "none", []),
+      ("int8", "int8", "float32", "none", [weights, cache]),
+      ("same", "same", "float32", "none", []),
+  ):
+    c.rollout.update(weights=kind, cache=kept)
+    c.model.dtype, c.correction.name = dtype, correction
+    lines = [*rules.broken(c, cautions.off_policy(c))]
+    for text, field in zip(lines, warned, strict=True):
+      assert field in text and "correction.name = 'truncate'" in text

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 import replayed
-import test_lora
 import tiny
 import tiny_session
 from hypothesis import given, settings, strategies as st
@@ -123,14 +122,11 @@ def of_policy(cfg, params, packed):
 def with_routers(cfg, params, packed):
   logps_BT, entropy_BT, routing = decoder.packed_logps(params, cfg, packed)
   mean_BT = np.full(logps_BT.shape, 1 / logps_BT.size, np.float32)
-  aux, metrics = experts.loss(cfg, routing, packed, mean_BT, 100.0)
+  cfg = dataclasses.replace(cfg, router_aux=100.0)
+  aux, metrics = experts.loss(cfg, routing, packed, mean_BT)
   if packed.record is not None:
     aux += metrics["router_agreement"]
   return logps_BT, entropy_BT, aux
-
-
-def with_factors(cfg, factors, packed):
-  return of_policy(cfg, test_lora.joined(factors), packed)
 
 
 def of_critic(cfg, params, packed):
@@ -204,12 +200,6 @@ def test_experts(recorded):
   record = routes(EXPERTS) if recorded else None
   fn = functools.partial(with_routers, EXPERTS)
   compared(fn, params, record)
-
-
-@SLOW
-def test_factors_of_lora():
-  fn = functools.partial(with_factors, tiny.CFG)
-  compared(fn, test_lora.factors(1))
 
 
 @SLOW

@@ -236,7 +236,7 @@ def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="its SFT is not complete"):
       call(export.run, session, "newest")
-    state, _ = tiny_session.initial_state(session, policy, params, None)
+    state = tiny_session.initial_state(session, policy, params, None)
     checkpoints = call(open_stage, session, "rl").checkpoints
     checkpoints.save(2, state.arrays(), {})
     checkpoints.close()

@@ -26,12 +26,14 @@ class Loop(NamedTuple):
     logps: (params, rollouts) -> log-probs of the trainer, [B, T].
     collector: of the batches; a `collect.RolloutCollector`.
     session: what the run has opened; a `stages.Session`.
+    frozen: parameters that the policy reads beside learned ones; None without.
   """
 
   signal: Any
   logps: Any
   collector: Any
   session: Any
+  frozen: Any = None
 
 
 class Part:
@@ -267,6 +269,11 @@ class Declaration:
     readers: fields with a text of a form of its own -> what reads the text of a
       config, and a field without a fault that this needs, or ''; see
       `text_rules.READERS`.
+    less_memory: fields by which a run needs less memory.
+    policy_fields: beginnings of fields that a run must share with the run whose
+      policy it continues.
+    published: fields whose text a model card may have.
+    evaluated: fields -> their value where a model is only evaluated.
   """
 
   kinds: Mapping[str, Kind] = {}
@@ -291,6 +298,10 @@ class Declaration:
   smoke: Mapping[str, float] = {}
   free: tuple[str, ...] = ()
   readers: Mapping[str, tuple[Callable[[Any], Any], str]] = {}
+  less_memory: tuple[str, ...] = ()
+  policy_fields: tuple[str, ...] = ()
+  published: tuple[str, ...] = ()
+  evaluated: Mapping[str, Any] = {}
 
   def used(self, c: Any) -> bool:
     """Whether a config asks for it."""
@@ -301,6 +312,10 @@ class Declaration:
 
   def rules(self, c: Any) -> Iterable[Rule]:
     """What cannot work."""
+    return ()
+
+  def rules_of_model(self, c: Any) -> Iterable[Rule]:
+    """What cannot work with the model, whose shape `c.model` has by now."""
     return ()
 
   def without(self, c: Any) -> Iterable[Rule]:
@@ -369,8 +384,12 @@ class Declaration:
     return False
 
   def passes(self, c: Any) -> float:
-    """Forward passes over as many rows as a batch has, for FLOPs."""
+    """Further forward passes over as many rows as a batch has, for FLOPs."""
     return 0
+
+  def of_model(self, fields: Mapping[str, Any], *, short: bool) -> str:
+    """What it makes of the model by a flat config; `short` for a model card."""
+    return ""
 
   def axes(self, c: Any) -> dict[str, int]:
     """Sizes of the axes of its inputs, by the letters of their names."""
@@ -406,6 +425,10 @@ class Declaration:
     It is called with the arrays of credit that its parameters name and with
     advantages_BT, and returns [B, T].
     """
+    return None
+
+  def learns(self, c: Any) -> Any:
+    """A `learned_parameters.Learned` in place of all parameters, or None."""
     return None
 
   def gradient(self, c: Any, cfg: Any) -> Any:

@@ -21,11 +21,6 @@ OF_OTHERS = {
     "val_files": "data.evaluate",
     "system_prompt": "data.system",
     "chat_template_kwargs": "data.template_args",
-    "lora_r": "lora.rank",
-    "lora_rank": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "lora_target_modules": "lora.targets",
-    "target_modules": "lora.targets",
     # Rollout.
     "n": "rollout.group_size",
     "num_generations": "rollout.group_size",

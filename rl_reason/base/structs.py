@@ -251,8 +251,7 @@ class TrainState:
   """The state that an update reads and returns.
 
   Attributes:
-    params: trained parameters in fp32: the whole model (see `decoder.table`) or
-      LoRA factors (see `lora.table`).
+    params: trained parameters in fp32; see `learned_parameters.Learned.table`.
     opt_state: of the optax optimizer.
     step: int32 scalar, completed steps of the stage.
     skipped: int32 scalar, skipped updates: the gradient was not finite, or no

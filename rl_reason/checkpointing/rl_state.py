@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from rl_reason.base.errors import RunError
 from rl_reason.base.feature import Part
 from rl_reason.base.structs import Rollouts, TrainState, Tree
 from rl_reason.devices import sharding
@@ -16,14 +15,13 @@ class RLState:
   """The state of an RL run.
 
   Attributes:
-    policy: parameters (or LoRA factors) and optimizer of the policy.
+    policy: learned parameters and optimizer of the policy.
     critic: of the critic; None without one.
     collector: `collect.RolloutCollector`; holds the prompt stream and the
       running statistics of reward models.
     coefs: coefficients in the loss, 'kl' and 'entropy', which a feature may
       move, and what it continues from.
     counters: totals of the run: generated 'tokens', 'flops'.
-    base_digest: checksum of the frozen base of LoRA factors; 0 without.
     mesh: where arrays are saved from and restored to.
     step: RL steps that are done.
     evaluated: the policy of this step was evaluated.
@@ -36,7 +34,6 @@ class RLState:
   collector: Any
   coefs: dict[str, float]
   counters: dict[str, float]
-  base_digest: int
   mesh: Any
   step: int = 0
   evaluated: bool = False
@@ -61,7 +58,6 @@ class RLState:
         prompts=self.collector.prompts.get_state(),
         coefs=self.coefs,
         counters=self.counters,
-        base_digest=self.base_digest,
         evaluated=self.evaluated,
         certificate=self.certificate.host(),
     )
@@ -70,9 +66,8 @@ class RLState:
     """Restores a saved state.
 
     Raises:
-      RunError: the LoRA factors belong to another base model.
+      RunError: a part cannot go on from it.
     """
-    require_base(host, self.base_digest)
     self.policy, self.critic = arrays["policy"], arrays["critic"]
     arrays = unnamed(arrays)
     of_parts = {name: arrays[name] for name in self.parts.arrays()}
@@ -112,16 +107,3 @@ def unnamed(arrays: Tree) -> Tree:
     return Rollouts(**{k if k != RECORD else "record": v for k, v in x.items()})
 
   return jax.tree.map(rollouts, arrays, is_leaf=is_rollouts)
-
-
-def require_base(host: dict, digest: int) -> None:
-  """Refuses LoRA factors that were trained on another base model.
-
-  `digest` is the checksum of the base of this run; 0 without LoRA.
-  """
-  if host["base_digest"] != digest:
-    raise RunError(
-        "the LoRA factors of this run's checkpoint belong to another model: the"
-        " model that model.path or sft.reuse names has changed; choose another"
-        " --workdir"
-    )

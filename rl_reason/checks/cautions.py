@@ -78,11 +78,13 @@ def sft(c) -> Iterator[Rule]:
 
 def rates(c) -> Iterator[Rule]:
   """Learning rates that are meant for another model."""
-  o, factors = c.optimizer, c.lora.rank
-  most = 1e-2 if factors or not c.model.path or _is_tiny(c) else 1e-4
+  if any(one.learns(c) is not None for one in feature.used(c)):
+    return  # the feature knows the rates of what it learns
+  o, most = c.optimizer, 1e-4
+  if not c.model.path or _is_tiny(c):
+    most = 1e-2
   if o.name != "sgd" and c.rl.steps and o.lr > most:
-    what = "LoRA factors" if factors else "a pretrained model"
-    usual = "1e-5 to 1e-4" if factors else "1e-6"
+    what, usual = "a pretrained model", "1e-6"
     if not c.model.path:
       what, usual = "a model", "1e-5 to 1e-3"
     yield "optimizer.lr", (
@@ -116,9 +118,4 @@ def off_policy(c) -> Iterator[Rule]:
   if uncorrected and other_engine:
     yield "rollout.engine.name", (
         f"samples with other kernels than the ones that learn {mismatch}"
-    )
-  if other_engine and c.lora.rank:
-    yield "rollout.engine.name", (
-        "gets LoRA factors merged with their matrix; an engine in bfloat16"
-        " rounds most of a small adapter away: run the engine in float32"
     )

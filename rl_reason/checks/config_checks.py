@@ -265,7 +265,7 @@ def _broken(c, given: Iterable[str], unknown: set[str]) -> list[str]:
   known = [x for x in given if x not in unknown and _exists(c, x)]
   groups = [relations.mistakes(c, known), *(group(c) for group in RULES)]
   if not c.model.path:  # or else `machine_checks.devices` knows the shape
-    groups.append(model_rules.experts(c))
+    groups.append(model_rules.of_shape(c))
   return [
       rules.line(c, field, remedy)
       for field, remedy in dict.fromkeys(itertools.chain(*groups))

@@ -247,11 +247,6 @@ def most_slots(c) -> int:
   return c.rollout.slots or c.dynamic_sampling.batches * c.rollout.batch
 
 
-def lora_targets(c) -> tuple[str, ...]:
-  """Names of the matrices that have LoRA factors."""
-  return tuple(name.strip() for name in c.lora.targets.split(","))
-
-
 def sources(c, use: str) -> list:
   """The sources of data.train or data.evaluate, with their weights."""
   return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))

@@ -86,7 +86,7 @@ def _model(c, faults: Faults) -> Any:
     with faults.caught():
       source = model_directory.resolve(c)
       rules.check(c, relations.of_experts(c))
-      rules.check(c, model_rules.experts(c))
+      rules.check(c, model_rules.of_shape(c))
   local = c.model.path and place.is_dir()
   if not (local or c.tokenizer) or _on_hub(c.tokenizer):
     return None

@@ -102,7 +102,7 @@ def devices(
 
   quantization.scheme(c.model, c.export.precision)
   rules.check(c, relations.of_experts(c))
-  rules.check(c, model_rules.experts(c))
+  rules.check(c, model_rules.of_shape(c))
   sizes, samplers = mesh_sizes(c, devices), config_facts.samplers(c)
   covered = math.prod(sizes.values()) == devices - samplers
   if samplers < devices and not covered:

@@ -1,7 +1,8 @@
-"""Rules of the model: its shape, experts, the mesh, LoRA and the optimizer."""
+"""Rules of the model: its shape, experts, the mesh and the optimizer."""
 
 from collections.abc import Iterator
 
+from rl_reason.base import feature
 from rl_reason.base.config import at
 from rl_reason.base.fields import FIELDS, RATES
 from rl_reason.checks import config_facts
@@ -54,14 +55,8 @@ def mesh(c) -> Iterator[Rule]:
 
 
 def optimizer(c) -> Iterator[Rule]:
-  """LoRA, and the optimizers of the policy and of the critic."""
+  """The optimizers of the policy and of the critic."""
   m, o, sft = c.model, c.optimizer, c.sft
-  if c.lora.rank:
-    from rl_reason.models.decoder import MATRICES  # imports JAX
-
-    for name in config_facts.lora_targets(c):
-      if name not in MATRICES:
-        yield "lora.targets", f"{name!r} is none of {', '.join(MATRICES)}"
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
     yield "optimizer.freeze", (
         f"freezes no layer of model.layers = {m.layers}: raise it, or set 0"
@@ -85,8 +80,15 @@ def rates(c) -> Iterator[Rule]:
         yield name, f"must be at most {MOST_OF_ADAMW} with {kind!r}: {RATES}"
 
 
+def of_shape(c) -> Iterator[Rule]:
+  """What the shape of the model decides, once it is known."""
+  yield from experts(c)
+  for one in feature.used(c):
+    yield from one.rules_of_model(c)
+
+
 def experts(c) -> Iterator[Rule]:
-  """A mixture of experts, once the shape of the model is known."""
+  """A mixture of experts."""
   m, r = c.model, c.rollout
   if not m.experts:
     return
@@ -102,8 +104,6 @@ def experts(c) -> Iterator[Rule]:
         "no formula counts the memory of experts: use 'none', 'dots', 'sqrt' or"
         " 'full'"
     )
-  if c.lora.rank and {"gate", "up", "down"} & {*config_facts.lora_targets(c)}:
-    yield "lora.targets", "experts have no factors: use 'q,k,v,o'"
   if not r.replay_routing:
     return
   remedy = "leave it out, or set rollout.replay_routing = False"

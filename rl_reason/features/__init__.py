@@ -26,6 +26,7 @@ FEATURES = (
     "retired_prompts",
     "unequal_groups",
     "sampling_ahead",
+    "low_rank",
     "environments",
 )
 

@@ -164,7 +164,7 @@ def rounded(params: Tree, cfg: decoder.ModelConfig, precision: str) -> Tree:
   """The parameters of a policy as an export of a precision has them, float32.
 
   Args:
-    params: of a policy without LoRA factors.
+    params: of a policy whose weights are arrays.
     cfg: its shape.
     precision: 'bfloat16', 'int8' or 'int4'.
 

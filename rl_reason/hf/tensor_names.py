@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_reason.base.structs import Tree
 from rl_reason.devices import sharding
-from rl_reason.models import decoder, lora, parameters
+from rl_reason.models import decoder, linear, parameters
 from rl_reason.models.experts import AXIS
 
 # Parameter of a layer -> module of transformers; the tensor is the weight of
@@ -112,9 +112,9 @@ def named_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields parameters of the policy with their names in transformers.
 
-  Low-rank factors are merged.
+  Weights that are composed of arrays are merged.
   """
-  leaves = jax.tree.leaves(lora.merge(params))
+  leaves = jax.tree.leaves(linear.merged(params))
   for name, place in placements(decoder.table(cfg)).items():
     x = leaves[place.param]
     x = sharding.fetch(x[place.at])

@@ -110,8 +110,8 @@ def choose(
           "model.remat = 'auto': by formula one row of an update needs"
           f" {peak(remat, length) / GIB:.3g} GiB per device, of"
           f" {limit / GIB:.3g}: raise {axes.fields('embed', 'or')}, or set"
-          " optimizer.offload or lora.rank; --stage=size shows what takes the"
-          " memory"
+          f" {memory_formula.smaller_state()}; --stage=size shows what takes"
+          " the memory"
       )
     config.updates.token_budget = rows * length
   config.model.remat = remat

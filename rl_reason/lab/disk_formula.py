@@ -7,7 +7,8 @@ its devices hold.
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.lab.memory_formula import bytes_of, moments_of
-from rl_reason.models import critic, decoder, lora
+from rl_reason.models import critic, decoder
+from rl_reason.stages import optimizers
 
 
 def estimate(
@@ -29,9 +30,7 @@ def estimate(
   def state(table) -> int:
     return bytes_of(table, whole) + moments_of(table, whole, c.optimizer.name)
 
-  policy = table = decoder.table(cfg)
-  if c.lora.rank:
-    policy = lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
+  table, policy = decoder.table(cfg), optimizers.learned(c).table(cfg)
   rl = state(policy)
   disk = dict[str, int]()
   for stage, steps in ("SFT", c.sft.steps), ("habits", c.sft.habits.steps):

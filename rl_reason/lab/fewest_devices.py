@@ -73,5 +73,5 @@ def search(
       f"--devices = -1: the run fits on no number of devices up to {MOST} with"
       f" {limit / 2**30:.3g} GiB each: {needs}; lower updates.token_budget,"
       " rollout.slots or evaluate.batch, or set model.remat = 'full',"
-      " optimizer.offload or lora.rank"
+      f" {memory_formula.smaller_state()}"
   )

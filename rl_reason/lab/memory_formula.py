@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_reason import features
 from rl_reason.base import errors
 from rl_reason.base.structs import Tree
 from rl_reason.checks import config_facts
@@ -24,10 +25,10 @@ from rl_reason.models import (
     critic,
     decoder,
     kernels,
-    lora,
     parameters,
 )
 from rl_reason.rollout import sampler_weights
+from rl_reason.stages import optimizers
 from rl_reason.stages.model import reference_shape
 from rl_reason.training import optimizer, packing
 
@@ -121,11 +122,9 @@ def estimate(
     )
   c, r = config, config.rollout
   table = decoder.table(cfg)
-  learned, base = table, 0
-  if c.lora.rank:
-    targets = config_facts.lora_targets(c)
-    learned = lora.table(cfg, c.lora.rank, targets)
-    base = bytes_of(table, mesh, itemsize(cfg))
+  has_frozen = bool(optimizers.learned(c).needs_start)
+  learned = optimizers.learned(c).table(cfg)
+  base = bytes_of(table, mesh, itemsize(cfg)) if has_frozen else 0
   fp32 = bytes_of(learned, mesh)
 
   # The state. Offloaded moments are in host memory; during an optimizer step
@@ -155,7 +154,7 @@ def estimate(
   rows_length = max(budget // length, 1) * length
   tokens = rows_length // sharding.num_shards(mesh, "sequence")
   low = 0
-  cast = itemsize(cfg) < 4 and not c.lora.rank  # a frozen base is cast already
+  cast = itemsize(cfg) < 4 and not has_frozen  # what is frozen is cast already
   gathered = sharding.num_shards(mesh, "embed") > 1
   if cast or gathered:
     low = bytes_of(table, mesh, itemsize(cfg), gathered=True)
@@ -201,13 +200,19 @@ def estimate(
   return Size(resident, update, rollout, evaluation)
 
 
+def smaller_state() -> str:
+  """The fields that make the state of the optimizer smaller, for remedies."""
+  of_features = (x for one in features.declared() for x in one.less_memory)
+  return " or ".join(("optimizer.offload", *of_features))
+
+
 def weight_bytes(c, cfg: decoder.ModelConfig, mesh, kind: str) -> int:
   """Bytes of weights of the sampler, gathered over fsdp and sequence."""
   size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[kind]
   weights = bytes_of(sampler_weights.table(cfg, kind), mesh, size)
-  if c.lora.rank:
-    factors = lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
-    weights += bytes_of(factors, mesh, itemsize(cfg))
+  learned = optimizers.learned(c)
+  if learned.needs_start:
+    weights += bytes_of(learned.table(cfg), mesh, itemsize(cfg))
   return weights
 
 

@@ -5,7 +5,7 @@ optimizer step shows its gradient, and which tokens the gradient is made of.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +23,11 @@ from rl_reason.base.structs import (
     call_by_name,
 )
 from rl_reason.devices import sharding
-from rl_reason.models import decoder, lora
-from rl_reason.training import packing, step as step_lib
+from rl_reason.models import decoder
+from rl_reason.training import learned_parameters, packing, step as step_lib
 
 # Arguments of `step.policy_gradient` among those of `step.rl_update`.
-GRADIENT = "cfg", "temperature", "objective", "lora_scale"
+GRADIENT = "cfg", "temperature", "objective", "read"
 # A step along the gradient, as a share of the norm of all parameters, by which
 # the change of log-probs is measured: rounding (relative 1e-7) and curvature
 # then both change a share by less than about a percent in float32.
@@ -46,7 +46,7 @@ class Learning(NamedTuple):
   cfg: decoder.ModelConfig
   temperature: float
   max_kl: float = 0.0
-  lora_scale: float = 1.0
+  read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read
 
 
 class Tokens(NamedTuple):
@@ -93,7 +93,7 @@ def take(
     batch_M: Batch,
     packed_M: Packed,
     coefs: dict[str, Array],
-    base: Tree | None = None,
+    frozen: Tree | None = None,
     *,
     tokens: bool,
 ) -> Iterator[OptimizerStep | TrainState]:
@@ -105,7 +105,7 @@ def take(
     batch_M: rows of all minibatches, on the mesh.
     packed_M: their tokens.
     coefs: scalars `kl` and `entropy`.
-    base: frozen parameters of a state with LoRA factors, or None.
+    frozen: as of `rl_update`.
     tokens: whether the tokens are looked at, which takes further forward
       passes.
 
@@ -127,16 +127,16 @@ def take(
   before, going = state.step, jnp.array(True)
   for index in range(len(packed_M.source_BT)):
     b, packed = jax.tree.map(lambda x, m=index: x[m], (batch_M, packed_M))
-    grads, metrics, w = gradient(state.params, b, packed, coefs, base)
+    grads, metrics, w = gradient(state.params, b, packed, coefs, frozen)
     found = None
     if tokens:
       # Central difference of the log-probs along the gradient.
-      logps = forward(state.params, packed, base)
+      logps = forward(state.params, packed, frozen)
       higher, lower, size = probe(state.params, grads)
       change = jax.tree.map(
           jnp.subtract,
-          forward(higher, packed, base),
-          forward(lower, packed, base),
+          forward(higher, packed, frozen),
+          forward(lower, packed, frozen),
       )
       found = of_tokens(*logps, change, size, b, w, coefs)
     at = before * len(packed_M.source_BT) + index
@@ -162,10 +162,9 @@ def _optimize(tx, max_kl, state, grads, metrics, mask_BT, going, at):
   return new, going, more
 
 
-def _forward(learning: Learning, params, packed, base):
+def _forward(learning: Learning, params, packed, frozen):
   """Log-probs and entropies of a minibatch, [B, T] each."""
-  if base is not None:
-    params = lora.join(base, params, learning.lora_scale)
+  params = learning.read(params, frozen)
 
   def micro_batch(micro, member_B):
     found = decoder.packed_logps(

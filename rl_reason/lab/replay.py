@@ -34,11 +34,9 @@ from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.devices import sharding
 from rl_reason.lab import optimizer_steps, replay_record
 from rl_reason.lab.optimizer_steps import Learning, OptimizerStep
-from rl_reason.models import lora
 from rl_reason.monitoring import run_log
 from rl_reason.stages import (
     build_step,
-    initial_state,
     learn,
     optimizers,
     rl,
@@ -280,8 +278,9 @@ def _start(own, session: Session, copy: Copy, step: int) -> learn.Start:
       )
     where = str(e).replace(str(copy.place), str(copy.place.parents[1]))
     raise RunError(f"--step = {step}{remedy or ''}: {where}") from None
-  if own.lora.rank and params is not None:
-    params = initial_state.frozen_base(params, model.cfg.dtype)
+  if params is not None:
+    frozen = optimizers.learned(own).frozen(params, model.cfg.dtype)
+    params = frozen or params
   return params, critic, counters
 
 
@@ -392,8 +391,8 @@ class Watch:
       plan: packing.PackingPlan,
       credit: dict[str, Array],
       batch: Batch,
-      base: Tree | None,
-      reference: Tree,
+      frozen: Tree | None,
+      first: Tree,
       critic: Tree | None,
   ) -> None:
     """Sees a step of `rl.train` before its update."""
@@ -410,21 +409,21 @@ class Watch:
           state,
           inputs,
           rows,
-          base=base,
-          reference=reference,
+          frozen=frozen,
+          first=first,
           critic=critic,
           model=self._model,
           output=self._output,
       )
       updates.append((self._other, make()))
-    self.found = self._take(state, base, updates)
+    self.found = self._take(state, frozen, updates)
 
-  def _take(self, state: Any, base: Tree | None, updates: list) -> Found:
+  def _take(self, state: Any, frozen: Tree | None, updates: list) -> Found:
     """Takes the optimizer steps of both configs, side by side."""
     iterators = []
     for n, (c, x) in enumerate(updates):
       learning, (batch_M, packed_M) = _learning(c, self._model), x.data_M
-      arrays = state.policy, batch_M, packed_M, x.coefs, base
+      arrays = state.policy, batch_M, packed_M, x.coefs, frozen
       iterators.append(optimizer_steps.take(learning, *arrays, tokens=n == 0))
     written = _why_not_written(state.policy.params)
     steps: list[list] = [[] for _ in updates]
@@ -458,7 +457,7 @@ class Watch:
             order_MB=x.plan.order_MB,
             steps=steps[n],
             norms=norms[n],
-            ratio_BT=self._ratio(c, x, after[n].params, base),
+            ratio_BT=self._ratio(c, x, after[n].params, frozen),
             change=optimizer_steps.norm(changes[n]),
             written=written,
         )
@@ -473,10 +472,9 @@ class Watch:
         cosine=optimizer_steps.cosine(*changes),
     )
 
-  def _ratio(self, c, x: "Update", params: Tree, base: Tree | None) -> Array:
+  def _ratio(self, c, x: "Update", params: Tree, frozen: Tree | None) -> Array:
     """The ratios after the step, [B, T], to the policy before the step."""
-    if base is not None:
-      params = lora.join(base, params, optimizers.lora_scale(c))
+    params = optimizers.learned(c).read(params, frozen)
     cfg, _, mesh = self._model
     logps = build_step.logps(c, cfg, mesh, self._output.display)
     new_BT, mask_BT = logps(params, x.plan)[0], x.batch.mask_BT
@@ -502,8 +500,8 @@ def credited(
     inputs: dict[str, Array],
     rows: Experience,
     *,
-    base: Tree | None,
-    reference: Tree,
+    frozen: Tree | None,
+    first: Tree,
     critic: Tree | None,
     model: Model,
     output: Output,
@@ -516,19 +514,15 @@ def credited(
     state: `rl_state.RLState` before the update.
     inputs: of the run's credit; an array that they lack is computed.
     rows: of the run's batch.
-    base: frozen base of LoRA factors, or None.
-    reference: policy of a KL.
+    frozen: parameters of the policy beside those that are learned, or None.
+    first: learned parameters of step 0, of the reference of a KL.
     critic: the pretrained critic, or None.
     model: shapes and devices.
     output: its screen shows what compiles.
   """
   cfg, critic_cfg, mesh = model
   display = output.display
-  scale = optimizers.lora_scale(c)
-
-  def policy(params: Tree) -> Tree:
-    return params if base is None else lora.join(base, params, scale)
-
+  policy = functools.partial(optimizers.learned(c).read, frozen=frozen)
   on_policy = config_facts.on_policy(c)
   plan_rows = build_step.planner(c, mesh)
   plan = plan_rows(rows.rollouts, state.step)
@@ -548,7 +542,7 @@ def credited(
   if c.kl.kind == "none":
     arrays["ref_logps_BT"] = None
   elif arrays["ref_logps_BT"] is None:
-    arrays["ref_logps_BT"] = logps(policy(reference), plan)[0]
+    arrays["ref_logps_BT"] = logps(policy(first), plan)[0]
   if c.critic.value_mixture.name == "none":
     arrays["pretrained_BT"] = None
   elif arrays["pretrained_BT"] is None:

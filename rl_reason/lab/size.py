@@ -147,8 +147,8 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   if not (rows and slots and prompts):
     display.say(
         "nothing is small enough: spread the model over more devices"
-        f" ({axes.fields('embed', 'or')}), offload the optimizer state"
-        " (optimizer.offload), or use LoRA (lora.rank)"
+        f" ({axes.fields('embed', 'or')}), or set"
+        f" {memory_formula.smaller_state()}"
     )
 
 

@@ -1,9 +1,9 @@
-"""Matrix products with dense, int8 and low-rank weights.
+"""Matrix products with weights that are arrays, in int8, or composed.
 
 A weight in a pytree of parameters is an array [in, out] (with a leading axis of
-layers if it is stacked), an `Int8`, or a `LowRank` with one of these as its
-base. `product` accepts all of them, so the model does not depend on the kind.
-Shapes here: X all leading axes; I inputs; O outputs of a product.
+layers if it is stacked), an `Int8`, or a `Composed` with one of these inside.
+`product` accepts all of them, so the model does not depend on the kind. Shapes
+here: X all leading axes; I inputs; O outputs of a product.
 """
 
 import dataclasses
@@ -29,22 +29,28 @@ class Int8:
   scale: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class LowRank:
-  """A weight `base + scale * a @ b` (LoRA, arXiv:2106.09685, eq 3).
+class Composed:
+  """A weight that is computed from several arrays; a pytree node of them."""
 
-  Attributes:
-    base: the frozen weight.
-    a: [..., in, rank].
-    b: [..., rank, out].
-    scale: alpha / rank; static.
-  """
+  def product(self, x: Array) -> Array:
+    """x [..., in] times the weight, in the dtype of x."""
+    raise NotImplementedError
 
-  base: Any
-  a: Any
-  b: Any
-  scale: float = dataclasses.field(metadata=dict(static=True))
+  def merged(self) -> Array:
+    """The weight as one array, in float32."""
+    raise NotImplementedError
+
+  def quantized(self, dtype: str) -> "Composed":
+    """The weight with the matrix of a model in int8, all else in a dtype."""
+    raise NotImplementedError
+
+  def table(self, row: Any, matrix: Any) -> "Composed":
+    """Entries of a table of parameters in place of the arrays.
+
+    `row` is the `parameters.Param` of the weight as one array, and `matrix`
+    what stands for the matrix that `quantized` may change.
+    """
+    raise NotImplementedError
 
 
 def product32(x: Array, w: Array | Int8) -> Array:
@@ -64,11 +70,10 @@ def rounded(x: Array, dtype: str) -> Array:
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
 
 
-def product(x: Array, w: Array | Int8 | LowRank) -> Array:
+def product(x: Array, w: Array | Int8 | Composed) -> Array:
   """x [..., in] times a weight [in, out], in the dtype of x."""
-  if isinstance(w, LowRank):
-    low = (x @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
-    return product(x, w.base) + w.scale * low
+  if isinstance(w, Composed):
+    return w.product(x)
   if isinstance(w, Int8):
     # Scaled in fp32 after the product, since int8 values are exact in any
     # dtype.
@@ -107,6 +112,20 @@ def quantize(w: Array) -> Int8:
   scale = jnp.where(absmax > 0, absmax, 127.0) / 127
   values = jnp.round(w / scale[..., None, :])
   return Int8(values.astype(jnp.int8), scale)
+
+
+def is_composed(w: Any) -> bool:
+  """Whether w is a `Composed`, a leaf where weights are leaves."""
+  return isinstance(w, Composed)
+
+
+def merged(params: Tree) -> Tree:
+  """Parameters with each weight as an array: for exports and other engines."""
+  return jax.tree.map(
+      lambda w: w.merged() if is_composed(w) else w,
+      params,
+      is_leaf=is_composed,
+  )
 
 
 def cast(params: Tree, dtype: str) -> Tree:

@@ -108,9 +108,8 @@ def _model(f: _Fields, sizes: dict[str, int]) -> str:
   out = f"{f['model.path']}: {shape}"
   if not f["model.path"]:
     out = f"{shape}, initialized at random"
-  if f["lora.rank"]:
-    out += f"; LoRA of rank {f['lora.rank']} on {f['lora.targets']}"
-  return out
+  of_features = (x.of_model(f, short=False) for x in features.declared())
+  return "; ".join([out, *filter(None, of_features)])
 
 
 def _data(f: _Fields, sources: list[dict[str, Any]]) -> str:

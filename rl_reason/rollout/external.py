@@ -292,7 +292,7 @@ class ExternalEngine:
 
   def _send(self, params: Tree) -> None:
     """Updates the weights of the engine, unless it already has them."""
-    # Compare all arrays: with LoRA the base has the same arrays in each step.
+    # Compare all arrays: frozen parameters have the same arrays in each step.
     leaves = jax.tree.leaves(params)
     sent = [x() for x in self._sent]
     if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):

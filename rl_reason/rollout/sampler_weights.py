@@ -3,20 +3,13 @@
 Decoding reads every weight for each token, so fewer bytes are faster. Shards
 cast or quantise their weights and then gather them over the fsdp and expert
 axes, so that no decode step waits for weights of other devices.
-
-LoRA factors stay separate from their matrix, as in the trainer. A merged
-W + sAB in bfloat16 loses most of the adapter: at |sAB| / |W| = 1e-3 most sums
-round to W, and the error is 0.79 of the effect (results/precision.md).
 """
-
-import dataclasses
 
 import jax
 
 from rl_reason.base.structs import Tree
-from rl_reason.models import decoder, experts, linear, lora, parameters
+from rl_reason.models import decoder, experts, linear, parameters
 from rl_reason.models.kernels import by_layer
-from rl_reason.models.linear import LowRank
 
 
 def table(
@@ -27,9 +20,10 @@ def table(
   Args:
     cfg: of the policy.
     weights: as in `make`.
-    params: of the policy, if some matrices may have LoRA factors.
+    params: of the policy, if some weights may be composed of arrays.
   """
-  rows = decoder.table(cfg)
+  whole = decoder.table(cfg)
+  rows = whole | dict(layers=dict(whole["layers"]))
   if weights == "int8":
     embed = rows["embed"]
     head = parameters.Param(embed.shape[::-1], embed.axes[::-1], embed.init)
@@ -37,7 +31,10 @@ def table(
     for name in decoder.MATRICES:
       rows["layers"][name] = _quantized(rows["layers"][name])
   if params is not None:
-    rows = lora.join(rows, *lora.table_of(params, cfg))
+    for name, w in params["layers"].items():
+      if linear.is_composed(w):
+        entry = w.table(whole["layers"][name], rows["layers"][name])
+        rows["layers"][name] = entry
   rows = jax.tree.map(_gathered, rows, is_leaf=parameters.is_param)
   if not by_layer(cfg.attention):
     return rows
@@ -68,7 +65,7 @@ def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
 
   'int8' quantises the matrices and the output head, which is then separate from
   the embedding even if both are tied. Norms stay fp32; the embedding, biases
-  and LoRA factors have the dtype of the matrix products.
+  and what is composed with a matrix have the dtype of the matrix products.
 
   Kernels that decode by layer get a tuple of layers in place of stacked arrays.
 
@@ -95,9 +92,8 @@ def _small(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   layers = dict(out["layers"])
   for name in decoder.MATRICES:
     w = params["layers"][name]
-    if isinstance(w, LowRank):
-      small = linear.quantize(w.base)
-      layers[name] = dataclasses.replace(layers[name], base=small)
+    if linear.is_composed(w):
+      layers[name] = w.quantized(cfg.dtype)
     else:
       layers[name] = linear.quantize(w)
   head = params["head"] if "head" in params else params["embed"].T

@@ -27,8 +27,9 @@ _OF_THE_MACHINE = (
 # Texts that are names of code, or of the package.
 _NAMES = (
     *(f"{known.field}.name" for known in function_kinds.KINDS.values()),
-    *("task.name", *feature.code(), "data.template", "lora.targets"),
+    *("task.name", *feature.code(), "data.template"),
     *("sft.mixture", "sft.habits.mixture", "evaluate.tasks"),
+    *(x for y in features.declared() for x in y.published),
 )
 # Texts that name data and models: ids of the hub, known sets, or paths.
 _SOURCES = (

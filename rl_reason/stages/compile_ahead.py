@@ -15,7 +15,7 @@ from rl_reason.base import feature
 from rl_reason.base.structs import Batch, Packed, Shared, Tree
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
-from rl_reason.models import decoder, linear, lora, parameters
+from rl_reason.models import decoder, parameters
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import build_step, optimizers
@@ -84,26 +84,25 @@ def update_arguments(c, model: Model) -> tuple:
   batch = abstract_batch(by_row, length, reads_sampler)
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
-  state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
-  base = None
-  if c.lora.rank:
-    full = _abstract(cfg, mesh)
-    cast = jax.eval_shape(lambda x: linear.cast(x, cfg.dtype), full)
-    base = _placed(cast, jax.tree.map(lambda x: x.sharding, full))
+  learned, full = optimizers.learned(c), _abstract(cfg, mesh)
+  state = abstract_state(learned.table(cfg), *optimizer)
+  frozen = jax.eval_shape(lambda x: learned.frozen(x, cfg.dtype), full)
+  if frozen is not None:
+    frozen = _placed(frozen, jax.tree.map(lambda x: x.sharding, full))
   join = config_facts.packed_rows(c) if shares_prompts(c) else 1
   packed_M = packed(rows, slots=config_facts.row_slots(c), join=join)
   if c.kl.privileged:
     packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
   reference = None
   if c.kl.kind == "full" and c.kl.self_teacher != "current":
-    reference = _abstract(reference_shape(c, cfg), mesh)
-    if c.lora.rank and not c.kl.reference:
-      reference = lora.join(base, state.params, optimizers.lora_scale(c))
+    reference = learned.read(state.params, frozen)
+    if c.kl.reference:
+      reference = _abstract(reference_shape(c, cfg), mesh)
   of_features = (x.abstract_rows(c, packed, by_row) for x in feature.used(c))
   beside = next((x for x in of_features if x is not None), None)
   names = build_step.coefficients(c)(dict(kl=0, entropy=0), 0.0)
   coefs = dict.fromkeys(names, coef)
-  return state, batch, packed_M, coefs, base, reference, beside
+  return state, batch, packed_M, coefs, frozen, reference, beside
 
 
 def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:
@@ -136,10 +135,8 @@ def abstract_batch(
 
 def abstract_weights(c, cfg, mesh, kind: str):
   """The weights of the sampler as shapes."""
-  table = decoder.table(cfg)
-  if c.lora.rank:
-    learned = optimizers.learned_table(c, cfg)
-    table = lora.join(table, learned, optimizers.lora_scale(c))
+  learned = optimizers.learned(c)
+  table = learned.read(learned.table(cfg), decoder.table(cfg))
   full = parameters.abstract(table, parameters.shardings(table, mesh))
   make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
   made = jax.eval_shape(make, full)

@@ -131,7 +131,7 @@ def _evaluated(
       c, which, model=model, output=output
   )
   if c.export.precision != "same":
-    merged = lower_precision.merged(c, params)
+    merged = trained_parameters.merged(params)
     params = lower_precision.rounded(c, merged, model)
     about += f" in {c.export.precision}, as it is exported"
   say(f"evaluating {about}")

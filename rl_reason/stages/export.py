@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jinja2
 
-from rl_reason import hf
+from rl_reason import features, hf
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import averaging
@@ -44,7 +44,7 @@ def run(c, session: Session, which: str) -> None:
       c, which, model=model, output=output
   )
   precision = c.export.precision
-  merged = lower_precision.merged(c, policy)
+  merged = trained_parameters.merged(policy)
   chosen = "policy" if precision == "same" else f"policy-{precision}"
   networks = {chosen: (merged, decoder.table(cfg), precision)}
   if critic is not None:
@@ -135,6 +135,7 @@ def model_card(
   steps, config = sorted(evaluated), card_fields.published(fields)
   start = card_fields.sources(fields["model.path"])
   names = evaluated[steps[-1]] if steps else {}
+  of_features = (x.of_model(fields, short=True) for x in features.declared())
   text = (pathlib.Path(__file__).parent / "model_card.md.in").read_text()
   return jinja2.Template(text, keep_trailing_newline=True).render(
       base_model=start if start != card_fields.LOCAL else "",
@@ -144,7 +145,7 @@ def model_card(
       averaged=several,
       task=json.loads(config.get("task.name", '"of the user"')),
       start=start,
-      rank=fields["lora.rank"],
+      learned=[x for x in of_features if x],
       precision=fields["export.precision"],
       steps=steps,
       scores={

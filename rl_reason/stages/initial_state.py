@@ -9,59 +9,47 @@ from rl_reason.checkpointing.rl_state import RLState, named
 from rl_reason.checks import config_facts
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
-from rl_reason.devices.randomness import key
-from rl_reason.models import checksums, critic, decoder, linear
+from rl_reason.models import critic
 from rl_reason.monitoring import resources
 from rl_reason.stages import optimizers
 from rl_reason.stages.model import Model
 from rl_reason.stages.optimizers import Optimizer
-from rl_reason.training.optimizer import abstract_state, init_state, new_state
+from rl_reason.training.optimizer import abstract_state, new_state
 
 
 def initial_state(
     c,
-    sft_params: Tree,
+    first: Tree,
     critic_params: Tree | None,
     counters: dict[str, float] | None,
     *,
     parts: feature.Part,
-    cfg: decoder.ModelConfig,
     mesh: jax.sharding.Mesh,
     collector: RolloutCollector,
     policy_optimizer: Optimizer,
     critic_optimizer: Optimizer | None,
-) -> tuple[RLState, Tree | None]:
-  """The state of step 0, and the frozen base of LoRA factors (or None).
+) -> RLState:
+  """The state of step 0.
 
-  `sft_params` are the initial policy, or the base of LoRA factors; `counters`
-  are the cost of value pretraining; `parts` are of the features. Without a
-  critic, `critic_params` and `critic_optimizer` are None.
+  `first` are the learned parameters of the policy; `counters` are the cost of
+  value pretraining; `parts` are of the features. Without a critic,
+  `critic_params` and `critic_optimizer` are None.
   """
   # Parameters are copied: updates donate their state, and the initial ones are
   # still read, as the reference of a KL or by a mixture of values.
-  base, digest = None, 0
-  if c.lora.rank:
-    base = frozen_base(sft_params, cfg.dtype)
-    digest = checksums.digest(base)
-    table = optimizers.learned_table(c, cfg)
-    random_key = key(mesh, c.seed, "factors")
-    policy = init_state(table, *policy_optimizer, random_key)
-  else:
-    policy = new_state(copied(sft_params), *policy_optimizer)
+  policy = new_state(copied(first), *policy_optimizer)
   critic_state = None
   if critic_optimizer is not None:
     critic_state = new_state(copied(critic_params), *critic_optimizer)
-  state = RLState(
+  return RLState(
       policy=policy,
       critic=critic_state,
       collector=collector,
       parts=parts,
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
       counters=dict(counters or resources.no_counters()),
-      base_digest=digest,
       mesh=mesh,
   )
-  return state, base
 
 
 @jax.jit
@@ -74,7 +62,7 @@ def abstract_arrays(c, model: Model) -> Tree:
   """Shapes and shardings of all arrays in a checkpoint of RL."""
   cfg, critic_cfg, mesh = model
   policy = abstract_state(
-      optimizers.learned_table(c, cfg), *optimizers.of_policy(c, cfg, mesh)
+      optimizers.learned(c).table(cfg), *optimizers.of_policy(c, cfg, mesh)
   )
   critic_state = None
   if config_facts.has_critic(c):
@@ -88,11 +76,3 @@ def abstract_arrays(c, model: Model) -> Tree:
   return dict(
       policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )
-
-
-def frozen_base(sft_params: Tree, dtype: str) -> Tree:
-  """The frozen parameters of a run with LoRA, in the dtype of the products.
-
-  Only matrix products read them, so the cast changes no number.
-  """
-  return linear.cast(sft_params, dtype)

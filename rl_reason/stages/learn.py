@@ -16,7 +16,7 @@ from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checks import config_facts
 from rl_reason.stages import (
     compile_ahead,
-    initial_state,
+    optimizers,
     rl,
     sft,
     trained_parameters,
@@ -51,8 +51,8 @@ def run(c, session: Session, stage: str) -> Tree | None:
     elif stage != "sft" and config_facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
-    if c.lora.rank:  # under the same name, to free the fp32 copy
-      params = initial_state.frozen_base(params, model.cfg.dtype)
+    # Under the same name, to free an fp32 copy of frozen parameters.
+    params = optimizers.learned(c).frozen(params, model.cfg.dtype) or params
     params = rl.train(
         c, session, params, critic_params, counters, update=update
     )
@@ -68,9 +68,9 @@ def resumed(
 ) -> Start | None:
   """The arguments of `rl.train`, or None if RL has no checkpoint yet.
 
-  The policy is None if RL is complete, and the base of its LoRA factors lost:
-  nothing is left to do. `pretrain` is `value.run` of the policy, which here
-  reads its result.
+  The policy is None if RL is complete, and the parameters lost that it has to
+  read: nothing is left to do. `pretrain` is `value.run` of the policy, which
+  here reads its result.
 
   Raises:
     RunError: RL needs parameters of a finished stage that are lost.
@@ -78,13 +78,13 @@ def resumed(
   checkpoints, say = open_stage(c, output, "rl").checkpoints, output.display.say
   if not checkpoints.steps():
     return None
-  lost, needed = "", ""
+  learned, lost, needed = optimizers.learned(c), "", ""
   params = critic_params = counters = None
   try:
     params = trained_parameters.sft(c, model=model, output=output)
   except RunError as e:
     lost = str(e)
-    needed = "as the base of lora.rank" if c.lora.rank else ""
+    needed = learned.needs_start
     if c.kl.kind != "none" and not c.kl.reference:
       needed = "as the reference of kl.kind"
   if params is not None and config_facts.has_critic(c):
@@ -111,7 +111,7 @@ def resumed(
     )
   ends = "is complete" if complete else "goes on without it"
   say(f"{lost}. RL at step {step} {ends}")
-  if c.lora.rank and params is None:
+  if learned.needs_start and params is None:
     return None, None, None
   found, critic_params, _ = trained_parameters.rl(
       c, "newest", model=model, output=output, base=lambda: params

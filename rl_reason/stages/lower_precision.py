@@ -14,7 +14,6 @@ from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.devices import sharding
 from rl_reason.hf import quantization
-from rl_reason.models import lora
 from rl_reason.stages import build_step
 from rl_reason.stages.model import Model
 from rl_reason.stages.run_output import Output
@@ -25,17 +24,12 @@ LINES = 512  # of samples.jsonl, read for them
 STAGES = ("rl", "evaluate")  # whose lines are responses of the policy
 
 
-def merged(c, policy: Tree) -> Tree:
-  """A policy whose LoRA factors, if it has any, are added to their base."""
-  return jax.jit(lora.merge)(policy) if c.lora.rank else policy
-
-
 def rounded(c, policy: Tree, model: Model) -> Tree:
   """The policy as an export of c.export.precision has it.
 
   Args:
     c: the config; a precision other than 'same'.
-    policy: without LoRA factors; its arrays are donated.
+    policy: its weights are arrays, which are donated.
     model: its shape.
   """
   where = jax.tree.map(lambda x: x.sharding, policy)
@@ -54,7 +48,7 @@ def cost(c, policy: Tree, model: Model, output: Output, tok: Any) -> str:
 
   Args:
     c: the config; a precision other than 'same'.
-    policy: without LoRA factors; its arrays are donated.
+    policy: its weights are arrays, which are donated.
     model: its shape, and the devices.
     output: work directory and screen.
     tok: the tokenizer.

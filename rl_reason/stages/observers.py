@@ -52,16 +52,15 @@ def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
   A pass of a teacher counts as its FLOPs; of a server, not at all.
   """
   learning = 3 * c.updates.epochs
-  # A frozen base takes no gradients of its weights.
-  policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = policy + (not on_policy)
+  count = sum(one.passes(c) for one in feature.used(c))
+  count += learning + (not on_policy)
   if c.kl.kind != "none" and not config_facts.teacher_server(c):
     passes = c.updates.epochs if c.kl.kind == "full" else 1
     teacher = flops_per_token(c, reference_shape(c, cfg))
     count += passes * teacher / flops_per_token(c, cfg)
   if config_facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + sum(one.passes(c) for one in feature.used(c))
+  return count
 
 
 def counter(c, cfg: decoder.ModelConfig, passes: float) -> resources.Counter:
@@ -124,8 +123,10 @@ def sample_log(
   )
 
 
-def certify(c, session: Session, base: Tree | None) -> certificate.Certificate:
-  """The certificate of each step; `base` is the frozen base of a LoRA run."""
+def certify(
+    c, session: Session, frozen: Tree | None
+) -> certificate.Certificate:
+  """The certificate of each step; `frozen` is as of `Certificate`."""
   r = c.rollout
   if not getattr(session.rollout_engine, "answers", True):
     session.output.display.say(
@@ -135,7 +136,7 @@ def certify(c, session: Session, base: Tree | None) -> certificate.Certificate:
     )
   return certificate.Certificate(
       session.engine,
-      base,
+      frozen,
       cfg=session.model.cfg,
       kind=r.weights,
       lag=config_facts.lag(c),

@@ -9,11 +9,10 @@ import optax
 
 from rl_reason.algorithms.objective import Objective
 from rl_reason.base import feature
-from rl_reason.base.structs import TrainState, Tree
-from rl_reason.checks import config_facts
-from rl_reason.models import critic, decoder, divergence, lora
+from rl_reason.base.structs import TrainState
+from rl_reason.models import critic, decoder, divergence
 from rl_reason.stages.model import reference_shape
-from rl_reason.training import optimizer
+from rl_reason.training import learned_parameters, optimizer
 
 Optimizer = tuple[optax.GradientTransformation, TrainState]
 
@@ -23,7 +22,7 @@ def of_policy(
 ) -> Optimizer:
   """The optimizer of RL, and the shardings of the policy's training state."""
   tx = of_stage(c.optimizer, freeze=c.optimizer.freeze, **policy_rate(c))
-  return tx, optimizer.state_shardings(learned_table(c, cfg), tx, mesh)
+  return tx, optimizer.state_shardings(learned(c).table(cfg), tx, mesh)
 
 
 def update_settings(
@@ -45,7 +44,7 @@ def update_settings(
       compare=compare,
       stream=of_features[0] if of_features else None,
       max_kl=c.updates.max_kl,
-      lora_scale=lora_scale(c),
+      read=learned(c).read,
   )
 
 
@@ -94,13 +93,7 @@ def _rate(updates, part, warmup: int, steps: int) -> dict[str, Any]:
   return dict(lr=part.lr, schedule=part.schedule) | total
 
 
-def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
-  """The table of what RL learns: all parameters, or LoRA factors."""
-  if not c.lora.rank:
-    return decoder.table(cfg)
-  return lora.table(cfg, c.lora.rank, config_facts.lora_targets(c))
-
-
-def lora_scale(c) -> float:
-  """alpha / rank of the LoRA factors."""
-  return c.lora.alpha / max(c.lora.rank, 1)
+def learned(c) -> learned_parameters.Learned:
+  """What RL learns: all parameters, or what a feature learns instead."""
+  found = (one.learns(c) for one in feature.used(c))
+  return next((x for x in found if x is not None), learned_parameters.ALL)

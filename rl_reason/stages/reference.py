@@ -17,7 +17,7 @@ from rl_reason import hf, tasks
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import config_facts, reference_policy
 from rl_reason.data import privileged_prompts
-from rl_reason.models import decoder, lora
+from rl_reason.models import decoder
 from rl_reason.stages import build_step, teacher_server, trained_parameters
 from rl_reason.stages.model import Model, critic_config, reference_shape
 from rl_reason.stages.run_output import Output
@@ -112,7 +112,7 @@ def of_kl(
 def teacher(c, *, model: Model, tok: Any, output: Output) -> Tree:
   """The parameters of config.kl.reference, in the shape `reference_shape`.
 
-  Of a run they are those of its newest checkpoint; LoRA factors come merged.
+  Of a run they are those of its newest checkpoint; its weights are arrays.
 
   Raises:
     ConfigError: it reads other tokens than the policy writes, or is damaged.
@@ -129,6 +129,6 @@ def teacher(c, *, model: Model, tok: Any, output: Output) -> Tree:
     params, _, _, about = trained_parameters.policy(
         theirs, "newest", model=of_run, output=there
     )
-    params = jax.jit(lora.merge)(params) if theirs.lora.rank else params
+    params = trained_parameters.merged(params)
   output.display.say(f"kl.reference: {about}")
   return params

@@ -18,6 +18,7 @@ all of them. Where to find the techniques of DAPO and VAPO:
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,6 @@ from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.devices import sharding
-from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.stages import (
@@ -41,7 +41,7 @@ from rl_reason.stages import (
     optimizers,
     scorer,
 )
-from rl_reason.stages.initial_state import copied, initial_state
+from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.reference import of_kl, planner
 from rl_reason.stages.run_output import open_stage
 from rl_reason.stages.session import Session
@@ -65,7 +65,7 @@ def train(
     c: the checked config.
     session: what the run has opened.
     sft_params: initial policy, and the reference policy of a KL without
-      kl.reference; with LoRA the frozen base.
+      kl.reference.
     critic_params: initial critic, if the advantage needs values.
     counters: cost of value pretraining; None: nothing.
     replay: ends the loop at a step of a run, and sees it; see `lab.replay`.
@@ -94,6 +94,11 @@ def train(
   objective = build_step.objective(c, on_policy=on_policy)
   coefs_of_step = build_step.coefficients(c)
   optimizer = optimizers.of_policy(c, cfg, mesh)
+  # What the model reads: learned parameters, beside frozen ones of a feature.
+  learned = optimizers.learned(c)
+  frozen = learned.frozen(sft_params, cfg.dtype)
+  policy = functools.partial(learned.read, frozen=frozen)
+  first = learned.first(sft_params, cfg, mesh)
   if update is None:
     update = build_step.policy_update(c, objective, cfg, optimizer, display)
   critic_optimizer = None
@@ -124,33 +129,24 @@ def train(
       lambda params, rollouts: trainer_logps(params, plan_rows(rollouts))[0],
       collector,
       session,
+      frozen,
   )
-  state, base = initial_state(
+  state = initial_state(
       c,
-      sft_params,
+      first,
       critic_params,
       counters,
       parts=feature.start(c, loop),
-      cfg=cfg,
       mesh=mesh,
       collector=collector,
       policy_optimizer=optimizer,
       critic_optimizer=critic_optimizer,
   )
-  certificate = state.certificate = observers.certify(c, session, base)
-  reference = sft_params
-  if base is not None:  # LoRA: the first factors; updates donate their state
-    reference = copied(state.policy.params)
-  scale = optimizers.lora_scale(c)
+  certificate = state.certificate = observers.certify(c, session, frozen)
   state.parts.begin(state)
-
-  def policy(params: Tree) -> Tree:
-    """Parameters as the model reads them: LoRA factors with their base."""
-    return params if base is None else lora.join(base, params, scale)
-
   ref_logps, compared = of_kl(
       c,
-      policy(reference),
+      policy(first),
       trainer_logps,
       collector.prompts.row,
       model=model,
@@ -263,11 +259,11 @@ def train(
       coefs = sharding.put(mesh, coefs)
       clock.lap("host")
       if replay is not None:
-        learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
-        models = dict(base=base, reference=reference, critic=critic_params)
-        replay.watch(state, inputs, data_M, coefs, **learned, **models)
+        of_step = dict(rows=rows, plan=plan, credit=credit, batch=batch)
+        models = dict(frozen=frozen, first=first, critic=critic_params)
+        replay.watch(state, inputs, data_M, coefs, **of_step, **models)
       state.policy, actor_metrics = update(
-          state.policy, *data_M, coefs, base, compared, state.parts.beside()
+          state.policy, *data_M, coefs, frozen, compared, state.parts.beside()
       )
       critic_metrics = {}
       if state.critic is not None:

@@ -21,18 +21,16 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import averaging
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.checkpointing.rl_state import require_base
 from rl_reason.checks import config_facts, named_code
 from rl_reason.devices.randomness import key
 from rl_reason.models import (
-    checksums,
     critic as critic_lib,
     decoder,
-    lora,
+    linear,
     parameters,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.stages import classifier, initial_state, optimizers
+from rl_reason.stages import classifier, optimizers
 from rl_reason.stages.model import Model, critic_config, model_config
 from rl_reason.stages.run_output import Output, open_stage
 from rl_reason.tasks import reward_terms
@@ -160,6 +158,14 @@ def policy(
   return params, critic_params, step, about
 
 
+def merged(policy: Tree) -> Tree:
+  """A policy with each weight as an array, as exports have it."""
+  leaves = jax.tree.leaves(policy, is_leaf=linear.is_composed)
+  if not any(map(linear.is_composed, leaves)):
+    return policy  # a program would copy it
+  return jax.jit(linear.merged)(policy)
+
+
 def require(c, which: str, output: Output) -> None:
   """Refuses a policy that a work directory has not, before it takes long.
 
@@ -219,22 +225,22 @@ def rl(
     which: 'newest', 'best', a step, or several steps, which are averaged.
     model: shapes and devices.
     output: work directory and screen.
-    base: () -> the parameters that SFT ended with; read with LoRA only; None:
-      of `sft`.
+    base: () -> the parameters that SFT ended with, read if learned parameters
+      are beside frozen ones; None: of `sft`.
 
   Returns:
-    the policy, the critic (None without one), and their (last) step. LoRA
-    factors come joined with their base.
+    the policy, the critic (None without one), and their (last) step.
 
   Raises:
-    RunError: there is no such checkpoint; lists the available ones. Or the base
-      of its LoRA factors has changed, or checkpoints cannot be averaged.
+    RunError: there is no such checkpoint; lists the available ones. Or frozen
+      parameters have changed, or checkpoints cannot be averaged.
   """
   checkpoints = open_stage(c, output, "rl").checkpoints
   several = _several(c, which)
   step = _step(c, which, output)
   # Only the networks are read: no code of the config decides their shapes.
-  tables = dict(policy=optimizers.learned_table(c, model.cfg))
+  learned = optimizers.learned(c)
+  tables = dict(policy=learned.table(model.cfg))
   if checkpoints.contents(step)["critic"] is not None:
     tables["critic"] = critic_lib.table(model.critic_cfg)
   like = {
@@ -254,12 +260,10 @@ def rl(
   else:
     found = checkpoints.restore_part(step, like)
   networks = {name: x["params"] for name, x in found.items()}
-  params = networks["policy"]
-  if c.lora.rank:
-    whole = base() if base else sft(c, model=model, output=output)
-    frozen = initial_state.frozen_base(whole, model.cfg.dtype)
-    require_base(checkpoints.host(step), checksums.digest(frozen))
-    params = lora.join(frozen, params, optimizers.lora_scale(c))
+  of_start = base or functools.partial(sft, c, model=model, output=output)
+  frozen = learned.frozen(of_start, model.cfg.dtype)
+  learned.check(checkpoints.host(step), frozen)
+  params = learned.read(networks["policy"], frozen)
   return params, networks.get("critic"), step
 
 
@@ -273,11 +277,8 @@ def _several(c, which: str) -> averaging.Average | None:
     found = averaging.parse(which)
   except ValueError as e:
     raise RunError(f"--step = {which}: {e}") from None
-  if found and c.lora.rank:
-    raise RunError(
-        f"--step = {which}: the mean of LoRA factors is not the factors of the"
-        " mean policy: name one step"
-    )
+  if found and (why := optimizers.learned(c).no_mean):
+    raise RunError(f"--step = {which}: {why}")
   return found
 
 

@@ -33,7 +33,8 @@ class Certificate:
 
   Args:
     engine: gives the weights of a policy to the sampler.
-    base: frozen parameters of a run with LoRA factors; else None.
+    frozen: parameters beside those that are learned, if these are an adapter;
+      else None.
     cfg: shape of the policy.
     kind: of the sampler weights: 'same', 'bfloat16' or 'int8'.
     lag: RL steps, at most, from the policy that samples a batch to its update.
@@ -44,7 +45,7 @@ class Certificate:
   def __init__(
       self,
       engine: Any,
-      base: Tree | None,
+      frozen: Tree | None,
       *,
       cfg: decoder.ModelConfig,
       kind: str,
@@ -52,7 +53,7 @@ class Certificate:
       routes: bool,
       gap_bound: float,
   ):
-    self._engine, self._base, self._kind = engine, base, kind
+    self._engine, self._frozen, self._kind = engine, frozen, kind
     self._make: Callable[[Tree], Tree] = functools.partial(
         sampler_weights.make, cfg=cfg, weights=kind
     )
@@ -145,8 +146,8 @@ class Certificate:
     # Weights of another policy, all of them or some?
     steps = [x for x in sorted(self._meant, reverse=True) if x != version]
     known = {f"of RL step {x}": self._sums(x) for x in steps}
-    if self._base is not None:
-      base = checksums.host_sums(checksums.on_device(self._base, self._make))
+    if self._frozen is not None:
+      base = checksums.host_sums(checksums.on_device(self._frozen, self._make))
       known["of the base, without the adapter"] = base
     for name, sums in known.items():
       if held == sums:

@@ -1,9 +1,12 @@
 """The gradient of the cross-entropy of rows to imitate."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from rl_reason.base.structs import Array, Packed, Tree
-from rl_reason.models import decoder, experts, lora
+from rl_reason.models import decoder, experts
+from rl_reason.training import learned_parameters
 from rl_reason.training.step import accumulate
 
 
@@ -11,22 +14,22 @@ def gradient(
     params: Tree,
     packed: Packed,
     mask_BT: Array,
-    base: Tree | None = None,
+    frozen: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     coef: float = 1.0,
-    lora_scale: float = 1.0,
+    read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
 ) -> tuple[Tree, dict[str, Array]]:
   """The gradient of coef times the mean NLL of the response tokens.
 
   Args:
-    params: of the model, or LoRA factors.
+    params: that are learned.
     packed: the rows.
     mask_BT: [B, T], response tokens; their number is the denominator.
-    base: frozen parameters of LoRA factors; None without.
+    frozen: as of `step.rl_update`.
     cfg: static.
     coef: static.
-    lora_scale: static, alpha / rank.
+    read: static, as of `step.rl_update`.
 
   Returns:
     gradients, and metrics: loss, the mean NLL, and those of `experts.loss`.
@@ -34,8 +37,8 @@ def gradient(
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, packed, weights_BT):
-    joined = lora.join(base, params, lora_scale)
-    logps_BT, _, routing = decoder.packed_logps(joined, cfg, packed)
+    whole = read(params, frozen)
+    logps_BT, _, routing = decoder.packed_logps(whole, cfg, packed)
     loss = -jnp.sum(weights_BT * logps_BT)
     total = loss if coef == 1 else coef * loss
     aux, metrics = experts.loss(cfg, routing, packed, weights_BT)

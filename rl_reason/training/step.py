@@ -25,8 +25,13 @@ from rl_reason.base.structs import (
     Tree,
 )
 from rl_reason.devices import sharding
-from rl_reason.models import critic, decoder, experts, lora
-from rl_reason.training import optimizer, packing, update_metrics
+from rl_reason.models import critic, decoder, experts
+from rl_reason.training import (
+    learned_parameters,
+    optimizer,
+    packing,
+    update_metrics,
+)
 
 # --- forward passes over the rows of a step ----------------------------------
 
@@ -232,14 +237,14 @@ def policy_gradient(
     b: Batch,
     packed: Packed,
     coefs: dict[str, Array],
-    base: Tree | None = None,
+    frozen: Tree | None = None,
     reference: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     temperature: float,
     objective: Objective,
     compare: Callable | None = None,
-    lora_scale: float = 1.0,
+    read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
 ) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
   """The gradient of the loss of one minibatch, its metrics and token weights.
 
@@ -248,8 +253,7 @@ def policy_gradient(
 
   def loss_fn(params, packed, rows):
     b, w = rows
-    if base is not None:
-      params = lora.join(base, params, lora_scale)
+    params = read(params, frozen)
     theirs = params if reference is None else reference
     of_reference = compare and functools.partial(compare, theirs)
     logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
@@ -280,7 +284,7 @@ def rl_update(
     batch_M: Batch,
     packed_M: Packed,
     coefs: dict[str, Array],
-    base: Tree | None = None,
+    frozen: Tree | None = None,
     reference: Tree | None = None,
     rows_M: Tree | None = None,
     *,
@@ -291,7 +295,7 @@ def rl_update(
     compare: Callable | None = None,
     stream: Callable | None = None,
     max_kl: float = 0.0,
-    lora_scale: float = 1.0,
+    read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
 
@@ -300,8 +304,8 @@ def rl_update(
     batch_M: rows of all minibatches, [M, B, ...].
     packed_M: their tokens.
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
-    base: frozen parameters of a state with LoRA factors; None: the state has
-      all parameters.
+    frozen: parameters that `read` takes and no update changes; None: the state
+      has all parameters.
     reference: parameters that `compare` reads; None: the policy's own.
     rows_M: stream -> packed rows and masks of all minibatches, for `stream`.
     cfg: static.
@@ -313,7 +317,7 @@ def rl_update(
     stream: static, `imitation.gradients`, which is added; None for RL alone.
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
-    lora_scale: static, alpha / rank.
+    read: static, (learned parameters, frozen) -> those of the model.
 
   Returns:
     the next state, and metrics of `update_metrics.summarize`, with
@@ -328,16 +332,16 @@ def rl_update(
       temperature=temperature,
       objective=objective,
       compare=compare,
-      lora_scale=lora_scale,
+      read=read,
   )
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed, rows) = carry, xs
     grads, metrics, w = gradient(
-        state.params, b, packed, coefs, base, reference
+        state.params, b, packed, coefs, frozen, reference
     )
     if stream is not None:
-      more, of_rows = stream(state.params, rows, base)
+      more, of_rows = stream(state.params, rows, frozen)
       grads = jax.tree.map(jnp.add, grads, more)
       metrics |= of_rows
     if max_kl:

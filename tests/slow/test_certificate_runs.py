@@ -15,7 +15,7 @@ from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.base.errors import RunError, Stopped
-from rl_reason.models import critic, linear, lora
+from rl_reason.models import critic, linear
 from rl_reason.stages import interim, rl
 from rl_reason.tasks import arithmetic
 
@@ -115,15 +115,16 @@ def partial_update(weights):
 
 def without_adapter(weights):
   return jax.tree.map(
-      lambda x: x.base if isinstance(x, linear.LowRank) else x,
+      lambda x: x.base if linear.is_composed(x) else x,
       weights[-1],
-      is_leaf=lambda x: isinstance(x, linear.LowRank),
+      is_leaf=linear.is_composed,
   )
 
 
 def merged(weights):
   return jax.tree.map(
-      lambda x: x.astype(jnp.bfloat16).astype(x.dtype), lora.merge(weights[-1])
+      lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
+      linear.merged(weights[-1]),
   )
 
 

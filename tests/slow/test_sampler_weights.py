@@ -10,7 +10,7 @@ import tiny
 from test_linear import weights
 
 from rl_reason.devices import device_mesh, sharding
-from rl_reason.models import decoder, lora, parameters
+from rl_reason.models import decoder, parameters
 from rl_reason.rollout import sampler, sampler_weights
 
 pytestmark = pytest.mark.slow
@@ -74,33 +74,3 @@ def test_eight_devices_sample_with_the_same_weights(kind, rows):
   if kind == "int8":
     np.testing.assert_array_equal(eight.tokens_BL, rows.tokens_BL)
     np.testing.assert_allclose(eight.logps_BT, rows.logps_BT, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["same", "int8"])
-def test_factors_of_an_adapter_are_sharded_as_their_matrix(kind):
-  """Gathered over fsdp, split over tensor; and the tokens are the same."""
-  table = lora.table(tiny.CFG, 2, ("q", "up", "down"))
-  learnt = parameters.init_table(table, jax.random.key(1))
-  learnt = jax.tree.map(lambda x: x + 0.1, learnt)
-  make = functools.partial(sampler_weights.make, cfg=tiny.CFG, weights=kind)
-  params = lora.join(tiny.params(), learnt, 1.5)
-  one = sample(jax.jit(make)(params), tiny.prompts(8))
-  mesh = device_mesh.make_mesh(2, 2, 2)
-  with jax.set_mesh(mesh):
-    where = parameters.shardings(decoder.table(tiny.CFG), mesh)
-    split = lora.join(
-        jax.device_put(tiny.params(), where),
-        jax.device_put(learnt, parameters.shardings(table, mesh)),
-        1.5,
-    )
-    gathered = sampler_weights.table(tiny.CFG, kind, split)
-    out = parameters.shardings(gathered, mesh)
-    made = jax.jit(make, out_shardings=out)(split)
-    down = made["layers"]["down"]
-    assert down.a.sharding.spec == jax.P(None, "tensor", None)
-    assert down.b.sharding.is_fully_replicated
-    eight = sharding.fetch(
-        sample(made, sharding.put(mesh, tiny.prompts(8), "batch"))
-    )
-  np.testing.assert_array_equal(eight.tokens_BL, one.tokens_BL)
-  np.testing.assert_allclose(eight.logps_BT, one.logps_BT, atol=1e-5)

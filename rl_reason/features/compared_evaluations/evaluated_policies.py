@@ -87,8 +87,9 @@ def _of_model(config, name: str) -> ml_collections.ConfigDict:
       {k: x for k, x in config_lib.flat(config).items() if "content." not in k}
   )
   out.model.path, out.tokenizer = config_lib.home(name), ""
-  out.sft.steps, out.sft.reuse, out.lora.rank = 0, "", 0
-  out.sft.habits.steps = 0
+  out.sft.steps, out.sft.reuse, out.sft.habits.steps = 0, "", 0
+  for one in feature.used(out):
+    config_lib.override(out, one.evaluated)
   out.evaluate.models = ""
   try:
     model_directory.resolve(out)

@@ -7,16 +7,17 @@ from typing import Any
 import jax
 import optax
 
+from rl_reason import features
 from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import TrainState, Tree
-from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.features.continual_learning import forgetting
-from rl_reason.stages import initial_state, trained_parameters
+from rl_reason.stages import initial_state, optimizers, trained_parameters
 from rl_reason.stages.model import Model, critic_config
 
 # Fields that give the arrays of a policy their shapes and their meaning.
-EQUAL = ("model.", "tokenizer", "lora.")
+EQUAL = ("model.", "tokenizer")
 
 
 class ContinuedRun(feature.Part):
@@ -28,13 +29,13 @@ class ContinuedRun(feature.Part):
   """
 
   def __init__(self, c, loop: feature.Loop):
-    self._c, self._session = c, loop.session
+    self._c, self._session, self._frozen = c, loop.session, loop.frozen
     self._say = loop.session.output.display.say
 
   def begin(self, state: RLState) -> None:
     """Puts the last state of the run before into the state of step 0."""
     model = self._session.model
-    carry_over(self._c, state, model=model, say=self._say)
+    carry_over(self._c, state, self._frozen, model=model, say=self._say)
 
   def evaluated(self, values: dict[str, Any], step: int) -> dict[str, float]:
     """The forgetting of each set; also says it."""
@@ -47,7 +48,12 @@ class ContinuedRun(feature.Part):
 
 
 def carry_over(
-    c, state: RLState, *, model: Model, say: Callable[[str], None]
+    c,
+    state: RLState,
+    frozen: Tree | None,
+    *,
+    model: Model,
+    say: Callable[[str], None],
 ) -> None:
   """Puts the last state of the run of config.rl.init into a state of step 0.
 
@@ -59,6 +65,7 @@ def carry_over(
   Args:
     c: the config.
     state: of step 0; its policy and its critic are replaced.
+    frozen: parameters of this run beside those that are learned, or None.
     model: shapes and devices.
     say: shows a line.
 
@@ -71,7 +78,7 @@ def carry_over(
       c,
       "rl.init",
       pathlib.Path(c.rl.init) / "checkpoints" / "rl",
-      EQUAL,
+      EQUAL + _of_features(),
       "--stage=all",
       say,
   )
@@ -82,7 +89,7 @@ def carry_over(
         f"{where}: RL is at step {step} of {theirs.rl.steps} there; finish that"
         " run first"
     )
-  require_base(host, state.base_digest)
+  optimizers.learned(c).check(host, frozen)
   theirs.mesh = c.mesh
   critic = critic_config(theirs, model.cfg)
   like = initial_state.abstract_arrays(
@@ -99,17 +106,20 @@ def carry_over(
     )
   own = c.kl.kind != "none" and c.kl.self_teacher != "current"
   if own and not c.kl.reference:
-    first = "the base without LoRA factors" if c.lora.rank else "its SFT policy"
     say(
-        f"kl.kind = {c.kl.kind!r}: the KL compares with {first}, and not with"
-        f" the policy that {where} continues; kl.reference = {c.rl.init!r}"
-        " compares with that policy"
+        f"kl.kind = {c.kl.kind!r}: the KL compares with its SFT policy, and not"
+        f" with the policy that {where} continues; kl.reference ="
+        f" {c.rl.init!r} compares with that policy"
     )
   kept = "with" if c.rl.init_optimizer else "without"
   say(
       f"{where}: {' and '.join(networks)} of its step {step}, {kept} the state"
       " of the optimizer"
   )
+
+
+def _of_features() -> tuple[str, ...]:
+  return tuple(x for one in features.declared() for x in one.policy_fields)
 
 
 def _continued(
@@ -119,7 +129,8 @@ def _continued(
   if _shapes(own.params) != _shapes(other.params):
     raise RunError(
         f"{where}: the {name} of that run has another shape; make model.*,"
-        " lora.*, tokenizer (or task.name without one) and critic.head.* equal"
+        f" {''.join(f'{x}*, ' for x in _of_features())}tokenizer (or task.name"
+        " without one) and critic.head.* equal"
     )
   if not c.rl.init_optimizer:
     return own.replace(params=other.params)

@@ -115,14 +115,14 @@ def gradient_of(c, cfg: Any, coefs: Mapping[str, float]) -> Callable:
       gradients,
       cfg=cfg,
       coefs=coefs,
-      lora_scale=optimizers.lora_scale(c),
+      read=optimizers.learned(c).read,
   )
 
 
 def gradients(
     params: Tree,
     rows: Mapping[str, tuple[Packed, Array]],
-    base: Tree | None = None,
+    frozen: Tree | None = None,
     *,
     coefs: Mapping[str, float],
     **settings: Any,
@@ -130,9 +130,9 @@ def gradients(
   """The sum of the gradients of streams, each with its own denominator.
 
   Args:
-    params: of the model, or LoRA factors.
+    params: that are learned.
     rows: stream -> packed rows and mask, of one optimizer step.
-    base: frozen parameters of LoRA factors; None without.
+    frozen: parameters beside them; None without.
     coefs: static, stream -> `coef` of `imitation.gradient`.
     **settings: further keywords of `imitation.gradient`.
 
@@ -142,7 +142,7 @@ def gradients(
   grads, metrics = [], {}
   for name, of_stream in rows.items():
     of_rows, found = imitation.gradient(
-        params, *of_stream, base, coef=coefs[name], **settings
+        params, *of_stream, frozen, coef=coefs[name], **settings
     )
     grads.append(of_rows)
     metrics[LOSSES[name]] = found["loss"]

@@ -77,9 +77,9 @@ def test_phases_end_with_the_same_bits(changes, make, tmp_path, monkeypatch):
   seen = []
   carry = continued_run.carry_over
 
-  def watched(c, state, **rest):
+  def watched(c, state, frozen, **rest):
     before = state.policy
-    carry(c, state, **rest)
+    carry(c, state, frozen, **rest)
     seen.append((c, before, *jax.device_get((state.policy, state.critic))))
 
   monkeypatch.setattr(continued_run, "carry_over", watched)

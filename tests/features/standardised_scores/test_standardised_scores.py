@@ -152,7 +152,6 @@ def test_statistics_resume_bit_by_bit():
         collector=collector,
         coefs={},
         counters={},
-        base_digest=0,
         mesh=None,
         certificate=certificate,
     )

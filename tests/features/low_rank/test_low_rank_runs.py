@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import padded
 import pytest
-import test_lora
+import test_low_rank
 import tiny
 import tiny_session
 from conftest import restore_arrays
@@ -16,7 +16,7 @@ from tiny_session import call, half_correct  # noqa: F401, fixtures
 from rl_reason import hf
 from rl_reason.base.errors import RunError
 from rl_reason.hf import quantization
-from rl_reason.models import decoder, lora
+from rl_reason.models import decoder, linear
 from rl_reason.stages import export, rl, sft, trained_parameters
 
 pytestmark = [
@@ -72,7 +72,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
     call(export.run, session, "newest")
     out = hf.find(str(tmp_path / "parts/export/policy"))
     loaded = hf.load(out, decoder.table(session.cfg), session.mesh)
-    merged = jax.jit(lora.merge)(got)
+    merged = jax.jit(linear.merged)(got)
     jax.tree.map(np.testing.assert_array_equal, loaded, merged)
     session.config.export.precision = "int8"
     call(export.run, session, "newest")
@@ -84,7 +84,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
             merged, session.cfg, "int8"
         ),
     )
-    b = test_lora.rows()
+    b = test_low_rank.rows()
     args = session.cfg, b.tokens_BL % session.cfg.vocab, b.start_B, tiny.T
     np.testing.assert_allclose(
         padded.response_logps(loaded, *args)[0],
@@ -94,7 +94,9 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   card = (tmp_path / "parts/export/policy/README.md").read_text()
   assert "with LoRA of rank 2 merged into the weights" in card
 
-  # Factors of another base are refused.
+  # Factors of another base are refused, and a mean of factors.
+  with pytest.raises(RunError, match="LoRA factors .* name one step"):
+    call(trained_parameters.rl, session, "1+2")
   other = jax.tree.map(lambda x: x + 1, sft_params)
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="belong to another model"):
