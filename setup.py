@@ -16,6 +16,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
       )
   )
 
+FIGURES = ["matplotlib>=3.9"]  # PNG, SVG and PDF: docs/comparing.md
 GGUF = ["gguf>=0.17"]  # files of llama.cpp as model.path: docs/evaluation.md
 # --stage=serve, see docs/serving.md
 SERVE = [
@@ -93,6 +94,7 @@ setuptools.setup(
             "ruff>=0.12",
             "setuptools>=77",  # builds the wheel that a test installs
         ],
+        "figures": FIGURES,
         "gguf": GGUF,
         "serve": SERVE,
         "dev": ["cosmic-ray>=8.7", "uv>=0.9"],  # mutants, .ci/lock
@@ -113,7 +115,7 @@ setuptools.setup(
         ],
         "notebooks": [
             "ipykernel>=6.29",
-            "matplotlib>=3.9",
+            *FIGURES,
             "nbclient>=0.10",
             "nbformat>=5.10",
         ],

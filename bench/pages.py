@@ -3,6 +3,7 @@
   python -m bench.pages            # writes what differs; measures nothing
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
   python -m bench.pages --interactive  # and the pages of the ablations
+  python -m bench.pages --figures=pdf  # all figures as PDF or SVG, for papers
 
 Figures need matplotlib; whether one differs is known without it, by the digest
 in the file. docs/report.png, the picture of a report, needs chromium.
@@ -156,6 +157,16 @@ def interactive() -> list[pathlib.Path]:
   return out
 
 
+def for_papers(form: str) -> list[pathlib.Path]:
+  """Writes NAME.svg or NAME.pdf of all figures; returns the paths."""
+  out = []
+  for page in pages():
+    if page.figure is not None:
+      out.append(results.folder(page.name) / f"{page.name}.{form}")
+      figures.draw(page.figure(results.read(page.name)), out[-1])
+  return out
+
+
 def main() -> None:
   """Runs the command."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -166,7 +177,17 @@ def main() -> None:
       action="store_true",
       help="write the interactive pages of the ablations, which git ignores",
   )
+  parser.add_argument(
+      "--figures",
+      choices=("svg", "pdf"),
+      help="write all figures in this format, too, which git ignores",
+  )
   flags = parser.parse_args()
+  if flags.check and flags.figures:
+    parser.error("--check writes nothing: omit --figures")
+  if flags.figures:
+    for path in for_papers(flags.figures):
+      print(f"{path.name}: written")
   if flags.interactive:
     for path in interactive():
       print(f"{path.name}: written")

@@ -28,7 +28,7 @@ def get_config():
   return ablate.ladder(
       title="Batches of an older policy",
       question=(
-          "Sampling beside learning makes every batch S steps old. How much"
+          "Sampling while learning makes every batch S steps old. How much"
           " accuracy does that cost, and does a correction give it back: the"
           " ratio of PPO to the policy that sampled, or a truncated importance"
           " weight beside a ratio to the policy before the update?"

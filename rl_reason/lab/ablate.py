@@ -278,6 +278,12 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       help="runs of OUT/NAME.json are not made again: other runs are added",
   )
   flag("--out", default="results", help="directory of the output files")
+  flag(
+      "--figure",
+      choices=("png", "svg", "pdf"),
+      default="png",
+      help="format of the figure; svg and pdf are for papers",
+  )
   flag("--workdir", default="runs/ablations", help="directory of the runs")
   flag(
       "--table", action="store_true", help="run nothing: rewrite from the data"
@@ -337,7 +343,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     data = comparison.select(data, flags.rows or (), flags.against, flags.at)
     print(ablation_pages.markdown_table(data))
     return code
-  for path in ablation_pages.write(data, out):
+  for path in ablation_pages.write(data, out, flags.figure):
     jobs.say(f"wrote {path}")
   for text in comparison.notes(data):
     jobs.say(text)

@@ -3,6 +3,7 @@
 Shapes here: N seeds; S evaluations of a run.
 """
 
+import itertools
 import math
 import pathlib
 import textwrap
@@ -16,6 +17,8 @@ from rl_reason.report import figures, rendering
 
 COLUMNS = {0: 1, 1: 1, 2: 2, 3: 3, 5: 3, 6: 3}  # by small panels; else 4
 MOST = 6  # rows beside the reference whose measures are drawn, too
+LETTERS = 108  # of a title over the whole width of the figure
+TOPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of axes of shares
 
 
 def markdown_table(data: dict[str, Any]) -> str:
@@ -35,19 +38,95 @@ def markdown(data: dict[str, Any], name: str) -> str:
   versions = [f"{k} {v}" for k, v in data["environment"].items() if v]
   parts = [
       f"# {data['title']}",
+      summary(data),
       data["question"],
+      f"![curves]({name}.png)",
       markdown_table(data),
       f"Accuracy is {data['accuracy']} on held-out prompts, averaged over seeds"
       f" {', '.join(map(str, data['seeds']))}; README.md explains the"
       " columns.",
       *(f"- {x}" for x in comparison.notes(data)),
-      f"![curves]({name}.png)",
       f"Made by `{data['command']}`, which also writes the interactive page"
       f" `{name}.html`; with `--table` it only rewrites the files from the data"
       f" in `{name}.json`.",
       f"Versions: {', '.join(versions)}.\n",
   ]
   return "\n\n".join(parts)
+
+
+def summary(data: dict[str, Any]) -> str:
+  """Which rows differ from the reference, and from the row before.
+
+  Differences are those after the last step that all runs reach. A row is
+  compared with the row before if it begins with '+' and adds fields to it.
+  """
+  at, reference = comparison.ends(data)["step"], data["reference"]
+  by_row = comparison.differences(data, at=at)
+  scores = [
+      comparison.value_at(run, "accuracy", at, "step", "evaluate")
+      for run in data["runs"]
+      if run["row"] == reference
+  ]
+  name = reference
+  if scores:
+    name += f" ({np.mean(np.array(scores, float)):.1%} {data['accuracy']})"
+  gaps = {k: [*x.values()] for k, x in by_row.items() if x and k != reference}
+  where = f"After {at:g} RL steps"
+  if not gaps:
+    return f"{where} there is no row to compare with {name}."
+  clear, found = _clear(gaps), _differences(gaps)
+  if all(len(x) < 2 for x in gaps.values()):
+    return f"{where}, of one seed, the difference from {name} is {found}."
+  if clear:
+    out = (
+        f"{where} {len(clear)} of {len(gaps)} rows differ significantly from"
+        f" {name}: {_differences(clear)}."
+    )
+  else:
+    out = f"{where} no row differs significantly from {name}: {found}."
+  added = _added(data, by_row)
+  if len(added) > 1:
+    known = _clear(added)
+    words = _differences(known) if known else "none"
+    out += (
+        f" Of {len(added)} rows that add to the row before, these differ"
+        f" significantly from it: {words}."
+    )
+  return out
+
+
+def _added(data: dict[str, Any], by_row: dict[str, Any]) -> dict[str, Any]:
+  """Differences from the row before, of rows that change further fields."""
+  fields = {row: own for row, _, own in data["rows"]}
+  first = fields[data["reference"]]
+  changed = {
+      row: {k for k, x in own.items() if x != first.get(k)}
+      for row, own in fields.items()
+  }
+  out = {}
+  for before, row in itertools.pairwise(fields):
+    if row.startswith("+") and changed[before] < changed[row]:
+      seeds = by_row[row].keys() & by_row[before].keys()
+      values = [by_row[row][x] - by_row[before][x] for x in sorted(seeds)]
+      out |= {row: values} if len(values) > 1 else {}
+  return out
+
+
+def _clear(gaps: dict[str, list[float]]) -> dict[str, list[float]]:
+  """The rows whose interval excludes 0."""
+  out = {}
+  for row, values in gaps.items():
+    mean, half = comparison.interval(values)
+    if half is not None and abs(mean) > half:
+      out[row] = values
+  return out
+
+
+def _differences(gaps: dict[str, list[float]]) -> str:
+  """'name (+3.2 ± 1.1 points), ...', the highest first."""
+  rows = sorted(gaps, key=lambda x: -float(np.mean(gaps[x])))
+  words = (f"{x} ({comparison.signed(gaps[x], True)} points)" for x in rows)
+  return ", ".join(words)
 
 
 def figure(data: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +151,7 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
         figures.lines(
             [x for x in curves if x["x"]],
             x="RL step" if i >= len(others) - columns else "",
-            title=row,
+            title=_wrapped(row, columns),
             percent=True,
             top=min(1, math.ceil(10 * highest) / 10),
         )
@@ -88,7 +167,8 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
     shown: list[tuple] = []
     for row in rows:
       points = [100 * x for x in by_row[row].values()]
-      if not points or not comparison.started(data, row, axis, end):
+      begun = comparison.started(data, row, axis, end)
+      if not points or not begun or comparison.waits(data, row, axis, end):
         shown.append((row, [], None, None))
       elif row == data["reference"]:
         shown.append((row, [], 0.0, None))
@@ -96,11 +176,15 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
         shown.append((row, points, *comparison.interval(points)))
     x = f"points, at {comparison.amount(end)} {comparison.AXES[axis]}"
     forests.append(figures.forest(shown, x=x, names=not forests))
+  drawn = [x for panel in forests for x in panel["rows"]]
+  idle = ""
+  if any(x["mean"] is None for x in drawn if x["name"] in others):
+    idle = "; no interval: the row has not begun RL"
   note = (
       f"{data['accuracy']} on held-out prompts, mean over seeds, with minimum"
       f" and maximum; grey: {data['reference']}.{about}\nBelow: difference from"
       f" {data['reference']}, 95% interval; filled where it excludes 0; dots:"
-      " seeds."
+      f" seeds{idle}."
   )
   height = 1 + 0.2 * len(rows)
   blocks.append(figures.block(forests, columns=len(forests), height=height))
@@ -112,6 +196,8 @@ def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
   found = [k for k, x in data["measures"].items() if x["stage"] == "rl"]
   panels = []
   for name in found:
+    share = data["measures"][name]["share"]
+    top = _top(data, name, others) if share else None
     grey = _means(data, data["reference"], name) | dict(color=figures.REFERENCE)
     for i, row in enumerate(others):
       curves = [x for x in (grey, _means(data, row, name)) if x["x"]]
@@ -120,13 +206,25 @@ def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
               curves,
               x="RL step" if name == found[-1] else "",
               y="" if i else name,
-              title=textwrap.shorten(row, 18, placeholder=" ...")
-              if name == found[0]
-              else "",
-              percent=data["measures"][name]["share"],
+              title=_wrapped(row, len(others)) if name == found[0] else "",
+              percent=share,
+              top=top,
+              whole=True,
           )
       )
   return panels
+
+
+def _wrapped(row: str, columns: int) -> str:
+  """The name of a row as the title of a panel, in lines; none is cut."""
+  return "\n".join(textwrap.wrap(row, LETTERS // columns)) or row
+
+
+def _top(data: dict[str, Any], name: str, others: list[str]) -> float:
+  """The end of an axis of shares: of the highest mean of all its panels."""
+  rows = (data["reference"], *others)
+  found = [y for row in rows for y in _means(data, row, name)["y"]]
+  return next((x for x in TOPS if x >= max(found, default=1)), 1.0)
 
 
 def _means(data: dict[str, Any], row: str, name: str) -> dict[str, Any]:
@@ -166,9 +264,14 @@ def page_data(data: dict[str, Any]) -> dict[str, Any]:
   )
 
 
-def write(data: dict[str, Any], path: pathlib.Path) -> list[pathlib.Path]:
-  """Writes .md, .html and, with matplotlib, .png next to the data."""
-  out = [path.with_suffix(x) for x in (".md", ".html", ".png")]
+def write(
+    data: dict[str, Any], path: pathlib.Path, form: str = "png"
+) -> list[pathlib.Path]:
+  """Writes .md, .html and, with matplotlib, the figure next to the data.
+
+  `form` of the figure is "png", "svg" or "pdf".
+  """
+  out = [path.with_suffix(x) for x in (".md", ".html", f".{form}")]
   json_files.write_text(out[0], markdown(data, path.stem))
   json_files.write_text(out[1], rendering.render("ablation", page_data(data)))
   try:

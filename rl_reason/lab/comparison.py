@@ -265,6 +265,12 @@ def started(data: dict[str, Any], row: str, axis: str, end: float) -> bool:
   )
 
 
+def waits(data: dict[str, Any], row: str, axis: str, end: float) -> bool:
+  """Whether a row takes no RL step before `end`: its critic is pretrained."""
+  runs = [run for run in data["runs"] if run["row"] == row]
+  return all(run["evaluate"][axis][0] >= end for run in runs)
+
+
 def table(data: dict[str, Any]) -> dict[str, Any]:
   """Returns head and rows; a cell is [text, fraction of a bar or None]."""
   where = ends(data)
@@ -287,7 +293,10 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
       text = "the reference"
       if name != data["reference"]:
         values = [*by_axis[axis][name].values()]
-        text = finding(values, started(data, name, axis, end))
+        begun = started(data, name, axis, end)
+        text = finding(values, begun)
+        if values and begun and waits(data, name, axis, end):
+          text = f"{signed(values, True)}, has not started RL"
       cells.append([text, None])
     # A run may lack other measures.
     for measure, m in data["measures"].items():

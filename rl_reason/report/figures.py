@@ -1,8 +1,9 @@
-"""Figures of results: descriptions in plain data, drawn as PNG by matplotlib.
+"""Figures of results: descriptions in plain data, drawn by matplotlib.
 
 A description holds everything that a figure shows, and no matplotlib is needed
 to make or compare one. The PNG carries the digest of its description and of
 this module, so a test tells whether a committed picture is what its data give.
+For a paper, a figure is drawn as SVG or PDF.
 
 A figure is {"width", "note", "legend", "blocks"}; a block, {"columns", "height"
 (inches of a row), "panels"}, is a grid of panels below the block before it. A
@@ -73,6 +74,7 @@ def lines(
     from_zero: bool = False,
     ticks: Sequence[float] = (),
     top: float | None = None,
+    whole: bool = False,
 ) -> dict[str, Any]:
   """A panel of curves.
 
@@ -86,8 +88,9 @@ def lines(
     from_zero: whether both axes begin at 0.
     ticks: positions on a logarithmic horizontal axis; () for a linear axis.
     top: upper end of an axis of shares; None is 100%.
+    whole: whether the ticks of the horizontal axis are whole numbers.
   """
-  return dict(
+  out = dict(
       kind="lines",
       series=series,
       x=x,
@@ -99,6 +102,7 @@ def lines(
       ticks=list(ticks),
       top=top,
   )
+  return out | dict(whole=True) if whole else out
 
 
 def forest(
@@ -195,11 +199,24 @@ def _chunks(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def draw(figure: dict[str, Any], path: pathlib.Path) -> None:
-  """Writes a figure as PNG, with its digest.
+  """Writes a figure as PNG with its digest, or as SVG or PDF for a paper.
+
+  Args:
+    figure: the description.
+    path: of the file; its suffix, .png, .svg or .pdf, is the format.
 
   Raises:
     ModuleNotFoundError: matplotlib is not installed.
+    ValueError: the suffix is another one.
   """
+  # Neither has the time at which it was drawn: equal data make equal files.
+  kinds = {
+      ".png": {KEY: digest(figure), "Software": None},
+      ".svg": {"Date": None},
+      ".pdf": {"CreationDate": None},
+  }
+  if path.suffix not in kinds:
+    raise ValueError(f"{path}: its suffix is none of {', '.join(kinds)}")
   import matplotlib
 
   matplotlib.use("Agg")
@@ -219,6 +236,7 @@ def draw(figure: dict[str, Any], path: pathlib.Path) -> None:
       "xtick.color": INK,
       "ytick.color": INK,
       "text.parse_math": False,  # names of rows are text
+      "svg.hashsalt": KEY,  # or the identifiers in an SVG are random
   }
   with plt.rc_context(style):
     heights = [
@@ -250,8 +268,7 @@ def draw(figure: dict[str, Any], path: pathlib.Path) -> None:
     for axes, panel in zip(fig.axes, panels, strict=True):
       if panel["kind"] == "lines" and panel["labels"]:
         _label_ends(axes, panel)
-    metadata = {KEY: digest(figure), "Software": None}
-    fig.savefig(path, dpi=DPI, metadata=metadata)
+    fig.savefig(path, dpi=DPI, metadata=kinds[path.suffix])
     plt.close(fig)
 
 
@@ -309,10 +326,13 @@ def _draw_lines(axes: Any, panel: dict[str, Any]) -> None:
   else:
     if max((x for one in panel["series"] for x in one["x"]), default=0) > 1e3:
       axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.locator_params(axis="x", nbins=5)
+    integer = dict(integer=True) if panel.get("whole") else {}
+    axes.locator_params(axis="x", nbins=5, **integer)
   if panel["percent"]:
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, panel["top"] or 1)
+    top = panel["top"] or 1
+    decimals = 0 if top >= 0.05 else 1
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+    axes.set_ylim(0, top)
     axes.locator_params(axis="y", nbins=5)
 
 
