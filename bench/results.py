@@ -187,7 +187,9 @@ def document(
     lines = [part] if isinstance(part, str) else [*part]
     while lines and not lines[-1]:
       lines.pop()
-    if lines and lines[0]:
+    while lines and not lines[0]:
+      del lines[0]
+    if lines:
       out += [*lines, ""]
   return [*out, made, *(["", *versions] if versions else [])]
 

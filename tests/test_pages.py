@@ -18,12 +18,6 @@ def test_a_check_writes_nothing(monkeypatch):
 
 
 HAND_WRITTEN = {"README", "plan"}  # an index, and what precedes a study
-OPEN = set("""
-    baselines chain clip_law clip_sweep credit dapo_ladder distill early_warning
-    entropy_collapse environments forecast group_size_sweep knobs many_seeds
-    parity_run recent staleness table theorems trl_defaults value_pretraining
-    vapo_leave_one_out variants xor
-""".split())  # studies whose pages begin with their command
 # What follows the command: machine and versions, commits.
 LAST = re.compile(r"(Ours|Versions|[\w. -]+): |(- )?Commits? |jax \d|Nothing ")
 
@@ -32,10 +26,25 @@ def _pages():
   """The pages, by name: their paragraphs after the title."""
   folders = [ROOT / "results", ROOT / "conformance", *ROOT.glob("studies/*/")]
   for path in (x for y in folders for x in sorted(y.glob("*.md"))):
-    if path.stem not in HAND_WRITTEN and path.parent.name not in OPEN:
+    if path.stem not in HAND_WRITTEN:
       title, *paragraphs = path.read_text().strip().split("\n\n")
       assert title.startswith("# ") and "\n" not in title, path
       yield path, paragraphs
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+def test_figures_for_papers_are_beside_the_pages(monkeypatch, form):
+  """A check writes none of them."""
+  drawn = []
+  page = pages.Page("seeds", lambda data: [], lambda data: dict(width=1))
+  both = [page, page._replace(figure=None)]
+  monkeypatch.setattr(pages, "pages", lambda: both)
+  monkeypatch.setattr(pages.figures, "draw", lambda *x: drawn.append(x))
+  path = ROOT / "results" / f"seeds.{form}"
+  assert pages.for_papers(form) == [path] and drawn == [(dict(width=1), path)]
+  monkeypatch.setattr("sys.argv", ["pages", "--check", f"--figures={form}"])
+  with pytest.raises(SystemExit, match="2"):
+    pages.main()
 
 
 def test_a_page_begins_with_its_finding():

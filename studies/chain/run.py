@@ -151,10 +151,10 @@ def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   ladders = {k: results.read(x) for k, x in LADDERS.items()}
   ladders = {k: x for k, x in ladders.items() if x}
-  out = [
-      "# The ladder from PPO to VAPO, where the first token decides",
-      "",
-      "Made by `python -m studies.chain.run`; [plan.md](plan.md) has"
+  about = [
+      "Which technique of VAPO gains where the first token decides, and in"
+      " which"
+      " direction? [plan.md](plan.md) has"
       " the hypotheses and what would refute them. After SFT, 97% of the"
       " responses guess a value at once (right one time in ten), and 3% write"
       " out a chain of 64, 128 or 256 tokens (nearly always right). RL has to"
@@ -166,12 +166,41 @@ def page(result: dict) -> list[str]:
       " positive sign. Differences of mean@4 in points on the same seeds, with"
       " 95% intervals (Student's t).",
   ]
+  out: list[str] = []
   for tokens, data in ladders.items():
     for at in AT:
       out += _signs(data, tokens, at)
   out += _gap(ladders)
   out += _first(result)
-  return [*out, "", *results.footer(result)]
+  return results.document(
+      "The ladder from PPO to VAPO, where the first token decides",
+      _finding(ladders),
+      about,
+      out,
+      made="Made by `python -m studies.chain.run`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(ladders: dict[int, dict]) -> str:
+  """VAPO - PPO, and the techniques whose interval excludes 0."""
+  at, words = AT[0], []
+  for tokens, data in ladders.items():
+    gap, _ = _text(list(_differences(data, LAST, "PPO", at).values()))
+    rows = [row[0] for row in data["rows"]]
+    clear = []
+    for before, row in itertools.pairwise(rows):
+      values = list(_differences(data, row, before, at).values())
+      text, verdict = _text(values)
+      if row.startswith("+") and verdict in ("reproduced", "opposite"):
+        clear.append(f"{row.removeprefix('+ ')} {text}")
+    words.append(
+        f"{gap} with chains of {tokens} tokens (techniques whose interval"
+        f" excludes 0: {', '.join(clear) or 'none'})"
+    )
+  if not words:
+    return "No ladder has been run yet."
+  return f"VAPO - PPO after {at} RL steps, in points: {'; '.join(words)}."
 
 
 def _signs(data: dict, tokens: int, at: int) -> list[str]:

@@ -488,26 +488,51 @@ def points(data: dict) -> list[dict]:
 
 def page(data: dict) -> list[str]:
   """The page in Markdown."""
-  return [
-      "# Clip-higher as a law",
-      "",
-      "Made by `python -m studies.clip_law.run`; data in `clip_law.json`."
-      " Hypotheses and sizes before the runs: [plan.md](plan.md).",
-      "",
+  about = (
       "A token of probability p0, whose ratio is at most 1 + e in every"
       " rollout, needs at least ln(p\\*/p0) / ln(1 + e) rollouts to reach p\\*:"
       f" from 1% to 50% {line(0.2, 0.01):.1f} at e = .2,"
       f" {line(0.28, 0.01):.1f} at .28 and {line(0.5, 0.01):.1f} at .5. Does a"
-      " token that PPO's clip bounds by 1 + e keep to this law?",
-      "",
-      *_answer(data),
-      *_runs_tables(data),
-      *_bandit_tables(data),
-      *_factors_table(data),
-      *_verdicts(data),
-      "",
-      *_footer(data),
-  ]
+      " token that PPO's clip bounds by 1 + e keep to this law? Data in"
+      " `clip_law.json`; hypotheses and sizes before the runs:"
+      " [plan.md](plan.md)."
+  )
+  return results.document(
+      "Clip-higher as a law",
+      _finding(data),
+      about,
+      "![rollouts from p0 to a half](clip_law.png)",
+      _answer(data),
+      _runs_tables(data),
+      _bandit_tables(data),
+      _factors_table(data),
+      _verdicts(data),
+      made="Made by `python -m studies.clip_law.run`.",
+      versions=_footer(data),
+  )
+
+
+def _finding(data: dict) -> str:
+  """The share of the law's rollouts that runs need, by setting."""
+  words = []
+  for setting, label in (
+      (DEFAULT, "at the default settings"),
+      (LAW, "under the conditions of the law"),
+  ):
+    found = [
+        statistics.mean(x)
+        for e in BOUNDS
+        for p0 in STARTS
+        if (x := reached(data, setting, e, p0))
+    ]
+    if found:
+      words.append(f"{min(found):.2f} to {max(found):.2f} {label}")
+  if not words:
+    return "No run has reached a half yet."
+  return (
+      "Of the rollouts that the law of the clip asks for, runs need"
+      f" {' and '.join(words)}."
+  )
 
 
 def _footer(data: dict) -> list[str]:
@@ -521,9 +546,9 @@ def _footer(data: dict) -> list[str]:
   total = len(wanted(SEEDS))
   seeds = ", ".join(f"{seed} ({made[seed]})" for seed in SEEDS)
   return [
-      f"{len(data['runs'])} of {total} runs; seeds and their runs: {seeds}."
-      " Commits of the runs:"
-      f" {', '.join(f'{x} ({n})' for x, n in sorted(commits.items()))}.",
+      "Commits of the runs:"
+      f" {', '.join(f'{x} ({n})' for x, n in sorted(commits.items()))}."
+      f" {len(data['runs'])} of {total} runs; seeds and their runs: {seeds}.",
       "",
       *results.footer(data),
   ]

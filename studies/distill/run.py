@@ -150,15 +150,16 @@ def verdicts(found: dict[int, dict[str, dict]]) -> list[tuple[str, str, str]]:
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   found = by_seed(result)
-  out = [
-      "# A skill for half the size: distillation against RL of the student",
-      "",
-      f"Made by `python -m studies.{NAME}.run`; [plan.md](plan.md)"
+  about = (
+      "Does a student learn a skill from a teacher with fewer tokens than by RL"
+      " of its own? [plan.md](plan.md)"
       " has the hypotheses, and what would refute them. Held-out accuracy on"
       " 1,000 prompts, mean of 4 samples at temperature 1; mean over seeds ±"
       " half the width of its 95% interval (Student's t), and least to most."
-      f" {len(found)} of {len(SEEDS)} seeds have been run.",
-      "",
+      f" {len(found)} of {len(SEEDS)} seeds have been run. Bands of the figure:"
+      " least to most."
+  )
+  out = [
       "| | mean@4 | greedy | pass@8 | generated tokens |",
       "|---|---|---|---|---|",
   ]
@@ -172,8 +173,18 @@ def page(result: dict) -> list[str]:
       tokens = np.mean([x["tokens"][at] for x in of_row])
       out.append(results.row(label, *cells, f"{tokens:,.0f}"))
   out += ["", "| hypothesis | measured | verdict |", "|---|---|---|"]
-  out += [results.row(*x) for x in verdicts(found)]
-  return [*out, "", f"![curves]({NAME}.png)", "", *results.footer(result)]
+  known = verdicts(found)
+  out += [results.row(*x) for x in known]
+  words = [f"{x}: {measured}, {verdict}" for x, measured, verdict in known]
+  return results.document(
+      "A skill for half the size: distillation against RL of the student",
+      f"Hypotheses {'; '.join(words)}.",
+      about,
+      f"![curves]({NAME}.png)",
+      out,
+      made=f"Made by `python -m studies.{NAME}.run`.",
+      versions=results.footer(result),
+  )
 
 
 def figure(result: dict) -> dict:

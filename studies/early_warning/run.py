@@ -397,11 +397,9 @@ def page(result: dict) -> list[str]:
   """Returns the page in Markdown."""
   hacked, spared, healthy = _groups(result)
   total = len(SEEDS) * (len(REWARDS) + len(HEALTHY))
-  out = [
-      "# Early warning of reward hacking",
-      "",
-      f"Made by `{result['command']}`; data in `early_warning.json`, plan in"
-      f" [plan.md](plan.md)."
+  about = [
+      "Do the alerts warn before a reward is hacked? Data in"
+      " `early_warning.json`, plan in [plan.md](plan.md)."
       f" {len(result['runs'])} of {total} planned runs: {STEPS} steps of"
       f" {FIELDS['rollout.batch']} responses on the arithmetic task,"
       " from one SFT model (seed 0). Each reward of"
@@ -411,8 +409,10 @@ def page(result: dict) -> list[str]:
       "",
       "The onset is the first step from which the mean of 5 steps of (proxy -"
       f" true accuracy) lies at least {GAP} above the first {START} steps, if"
-      " the last 5 steps of the run do, too.",
-      "",
+      " the last 5 steps of the run do, too. Bands of the figure: least to most"
+      " of the runs of a row.",
+  ]
+  out = [
       "| reward | runs that hack it | onset, step | proxy, first 3 steps to"
       " last 5 | true accuracy |",
       "|---|---|---|---|---|",
@@ -494,7 +494,23 @@ def page(result: dict) -> list[str]:
   ]
   out += ["", f"In no run: {', '.join(silent)}.", ""]
   out += _page_of_detectors(runs)
-  return [*out, *results.footer(result)]
+  blind = next(x for label, x in rows_of_alerts(result) if "without" in label)
+  found = [first(x, blind) for x in hacked]
+  in_time = [
+      bool(at and at <= x["onset"]) for at, x in zip(found, hacked, strict=True)
+  ]
+  false = [first(x, blind) is not None for x in healthy]
+  return results.document(
+      "Early warning of reward hacking",
+      f"In {sum(in_time)} of {len(hacked)} hacked runs an alert that needs no"
+      f" verdict comes by the onset, and in {sum(map(bool, found))} by the end;"
+      f" {sum(false)} of {len(healthy)} healthy runs have one, too.",
+      about,
+      f"![proxy and accuracy]({NAME}.png)",
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def _page_of_detectors(runs: list[dict]) -> list[str]:

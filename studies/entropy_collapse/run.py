@@ -1,4 +1,4 @@
-"""Entropy collapse under a symmetric clip, and its rescue by clip-higher.
+"""Entropy collapse under a symmetric clip, and under clip-higher.
 
   python -m studies.entropy_collapse.run            # resumable; 5 minutes each
   python -m studies.entropy_collapse.run --collect  # of the runs made so far
@@ -167,19 +167,20 @@ def verdicts(result: dict) -> list[tuple[str, str, str]]:
 def page(result: dict) -> list[str]:
   """Returns the page."""
   seeds = {x["seed"] for x in result["runs"]}
-  out = [
-      "# Entropy collapse under a symmetric clip, and its rescue",
-      "",
-      f"Made by `{result['command']}`; data in `{NAME}.json`, hypotheses in"
-      f" [plan.md](plan.md). GRPO on the parities of"
+  about = (
+      "Does the entropy collapse under a symmetric clip, and does clip-higher"
+      f" prevent it? Data in `{NAME}.json`, hypotheses in [plan.md](plan.md)."
+      " GRPO on the parities of"
       " [xor.md](../xor/xor.md), 25 steps, where the upper clip bound acts: no"
       " momentum, 16 optimizer steps a rollout and epoch. Held-out accuracy is"
       " mean@4 on 1,000 prompts at the end, and on"
       " `evaluate.interim_prompts` before; entropy is of training responses,"
       f" in nats per token. {len(seeds)} of {len(SEEDS)} seeds. Means ± half"
       " the width of the 95% interval (Student's t); differences from the"
-      " bound of 1.2 are paired by seed, in points.",
-      "",
+      " bound of 1.2 are paired by seed, in points. Bands of the figure: least"
+      " to most of the seeds."
+  )
+  out = [
       "| epochs | bound | accuracy at step 15 | difference | at step 25 |"
       " difference | entropy at step 10 | at step 25 | collapsed |",
       "|---" * 9 + "|",
@@ -218,11 +219,35 @@ def page(result: dict) -> list[str]:
           results.row(text, verdict if len(seeds) == len(SEEDS) else OPEN, now)
           for text, verdict, now in verdicts(result)
       ),
-      "",
-      f"![accuracy and entropy by step]({NAME}.png)",
-      "",
   ]
-  return [*out, *results.footer(result)]
+  return results.document(
+      "Entropy under a symmetric clip, and with clip-higher",
+      _finding(result),
+      about,
+      f"![accuracy and entropy by step]({NAME}.png)",
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
+
+
+def _finding(result: dict) -> str:
+  """How many runs collapse at each bound, and what clip-higher changes."""
+  words = []
+  for epochs in EPOCHS:
+    counts = []
+    for bound in BOUNDS:
+      if found := of_row(result, epochs, bound).values():
+        count = sum(map(collapsed, found))
+        counts.append(f"{count} of {len(found)} at {1 + bound:g}")
+    gap = difference(result, epochs, BOUNDS[1], lambda x: accuracy(x, LOST))
+    text = _number(gap, 100, "+.1f") if gap else "not measured"
+    words.append(
+        f"with {epochs} runs collapse in {results.joined(counts)}, and"
+        f" {1 + BOUNDS[1]:g} is {text} points from {1 + BOUNDS[0]:g} at step"
+        f" {LOST}"
+    )
+  return f"By the upper clip bound: {'; '.join(words)}."
 
 
 def _number(interval, factor: float, form: str, unit: str = "") -> str:

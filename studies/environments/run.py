@@ -136,16 +136,15 @@ def page(result: dict) -> list[str]:
         str(len(rows)),
     ]
 
-  out = [
-      "# Environments",
-      "",
-      "Made by `python -m studies.environments.run`; data in"
+  about = (
+      "Does RL teach what each environment asks for? Data in"
       " `environments.json`."
       " Held-out prompts, 4 samples each (`lines`: 16) at temperature 1: mean"
       " over seeds ± half the width of its 95% interval, and least to most."
       f" Seeds: {', '.join(map(str, SEEDS))}. Tokens are the policy's own."
-      " `reasoning_gym` has one turn: words, spelled backward.",
-      "",
+      " `reasoning_gym` has one turn: words, spelled backward."
+  )
+  out = [
       "| | accuracy | turns | sum of rewards | tokens | seeds |",
       "|---|---|---|---|---|---|",
   ]
@@ -193,8 +192,27 @@ def page(result: dict) -> list[str]:
   if of["lines"]:
     out += ["", programs(of["lines"])]
   commits = sorted({x["commit"] for x in found if "commit" in x})
-  out += ["", f"Commits of runs recorded with theirs: {', '.join(commits)}."]
-  return [*out, "", *results.footer(result)]
+  words = []
+  for name in ROWS:
+    if of[name]:
+      ends = [
+          seeds.spread([x["accuracy"][at] for x in of[name]]).partition(" (")[0]
+          for at in (0, -1)
+      ]
+      words.append(f"{name} from {ends[0]} to {ends[1]}")
+  return results.document(
+      "Environments",
+      f"In RL the held-out accuracy goes, by environment: {', '.join(words)}.",
+      about,
+      "![curves](environments.png)",
+      out,
+      made="Made by `python -m studies.environments.run`.",
+      versions=[
+          f"Commits of runs recorded with theirs: {', '.join(commits)}.",
+          "",
+          *results.footer(result),
+      ],
+  )
 
 
 def programs(runs: list[dict]) -> str:

@@ -290,10 +290,8 @@ def page(result: dict) -> list[str]:
     low, high = x[f"{key}_interval"]
     return f"{x[key]:.1f} ({low:.1f} to {high:.1f})"
 
-  out = [
-      "# The end of a run, forecast from its first 25%",
-      "",
-      f"Made by `{result['command']}`; data in `forecast.json`. All committed"
+  about = (
+      "Can a run be ended early? Data in `forecast.json`. All committed"
       f" runs with an evaluation in the first quarter of their RL steps:"
       f" {known} calibrate the forecasts, {tested} test them; a hash of study"
       " and seed chooses. A forecast sees held-out accuracy before RL and at"
@@ -304,19 +302,21 @@ def page(result: dict) -> list[str]:
       " Within studies: of the variance around the mean end of the study"
       f" ({result['within']:.1f} points), which the first three forecasts do"
       " not know; a share below 0 is worse than this mean. In most studies the"
-      " evaluations during a run have fewer prompts than the last one.",
-      "",
-      f"**The first 25% of a run tell its end to {points(seen)} points, which"
+      " evaluations during a run have fewer prompts than the last one."
+  )
+  finding = (
+      f"The first 25% of a run tell its end to {points(seen)} points, which"
       f" explains {seen['explained']:.0%} of the variance over all studies"
-      f"{_within_studies(seen['within'])}.** The row of a study"
+      f"{_within_studies(seen['within'])}. The row of a study"
       f" tells it to {points(row)} points from its other seeds alone, and to"
       f" {points(both)} with the first 25% of the run. Of two runs of a study"
       f" with the same seed whose ends differ by {100 * CLEAR:g} points or"
       " more, the run that is ahead after 25% ends ahead in"
       f" {pairs['right']:.0%}"
       f" ({pairs['interval'][0]:.0%} to {pairs['interval'][1]:.0%}) of"
-      f" {comparison.amount(pairs['pairs'])} pairs.",
-      "",
+      f" {comparison.amount(pairs['pairs'])} pairs."
+  )
+  out = [
       "| the forecast knows | error, points | median error | explained | within"
       f" studies | {COVERAGE:.0%} interval, ± points | runs within it |",
       "|---|---|---|---|---|---|---|",
@@ -339,7 +339,14 @@ def page(result: dict) -> list[str]:
   ]
   for study, counts in result["studies"].items():
     out.append(results.row(study, *counts))
-  return out
+  return results.document(
+      "The end of a run, forecast from its first 25%",
+      finding,
+      about,
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=["Versions: those of the studies whose runs these are."],
+  )
 
 
 def _within_studies(explained: float) -> str:

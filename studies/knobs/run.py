@@ -388,14 +388,13 @@ def about(result: dict) -> str:
 
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
+  known = verdicts(result)
+  counts = collections.Counter(x[-1].partition(":")[0] for x in known)
+  words = (f"{count} {verdict}" for verdict, count in counts.items())
   out = [
-      "# Four knobs",
-      "",
-      f"Made by `{result['command']}`; data in `knobs.json`, and every curve on"
-      " the interactive page [knobs.html](knobs.html), which needs no network."
-      " The plan is [plan.md](plan.md).",
-      "",
-      about(result),
+      "Every curve is on the interactive page [knobs.html](knobs.html), which"
+      " needs no network; data in `knobs.json`. The plan is"
+      " [plan.md](plan.md).",
       "",
       *(f"- {x}" for x in notes(result)),
       "",
@@ -419,16 +418,22 @@ def page(result: dict) -> list[str]:
       )
   out += ["", *_by_punishment(result)]
   out += ["", "| expectation | found, points | verdict |", "|---|---|---|"]
-  out += [results.row(*x) for x in verdicts(result)]
+  out += [results.row(*x) for x in known]
   out += [
       "",
       "The rules of the verdicts were fixed in the plan: an expected difference"
       " whose interval reaches 0 counts as refuted, although a small one"
       " remains possible.",
   ]
-  if result["environment"]:
-    out += ["", *results.footer(result)]
-  return out
+  versions = results.footer(result) if result["environment"] else ()
+  return results.document(
+      "Four knobs",
+      f"Of {len(known)} expectations {', '.join(words)}.",
+      f"What does each knob do? {about(result)}",
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=versions,
+  )
 
 
 def _by_punishment(result: dict) -> list[str]:

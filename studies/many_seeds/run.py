@@ -12,6 +12,7 @@ Writes studies/many_seeds/many_seeds.{json,md}.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -323,18 +324,20 @@ def page(result: dict) -> list[str]:
   }
   most = str(SEEDS[-1])
   load = ", ".join(f"{x:g} ({k})" for k, x in result["load"].items())
-  out = [
-      "# The cheapest way to make many runs on two cores",
-      "",
-      "Made by `python -m studies.many_seeds.run`; data in `many_seeds.json`."
-      " CPU seconds are those of all processes of a measurement. The load"
+  about = (
+      "Which way to make many runs costs the fewest CPU seconds? Data in"
+      " `many_seeds.json`. CPU seconds are those of all processes of a"
+      " measurement. The load"
       f" average of the machine, which has {result['environment']['cpu count']}"
-      f" cores, was {load} at the beginning.",
-      "",
-      "**A leading axis of seeds (`jax.vmap`) costs"
+      f" cores, was {load} at the beginning."
+  )
+  finding = (
+      "A leading axis of seeds (`jax.vmap`) costs"
       f" {whole[most] / whole['1']:.1f} times the CPU seconds of one call for"
-      f" each seed** ({most} seeds,"
-      " sampling, log-probs and update together). Sampling loses most: under"
+      f" each seed ({most} seeds, sampling, log-probs and update together)"
+  )
+  out = [
+      "Sampling loses most: under"
       " `vmap`, a loop whose length depends on the data runs until the last"
       " seed has ended, and copies the key/value caches of all seeds in each"
       " pass. Real runs would lose more, since their seeds differ in the"
@@ -357,8 +360,14 @@ def page(result: dict) -> list[str]:
     out.append(
         results.row(n, *cells, f"{whole[n]:.3f} ({whole[n] / whole['1']:.1f})")
     )
+  document = functools.partial(
+      results.document,
+      "The cheapest way to make many runs on two cores",
+      made="Made by `python -m studies.many_seeds.run`.",
+      versions=results.footer(result),
+  )
   if "runs" not in result:
-    return [*out, "", *results.footer(result)]
+    return document(f"{finding}.", about, out)
   first, together, both, side = (result["runs"][x]["cpu_seconds"] for x in WAYS)
   out += [
       "",
@@ -374,18 +383,20 @@ def page(result: dict) -> list[str]:
     out.append(results.row(name, x["cpu_seconds"], x["seconds"]))
   out += [
       "",
-      f"**A process that makes {RUNS} runs takes {together / first:.2f} times"
-      " the CPU seconds of a process for each run**: it imports, traces and"
-      " loads programs once. One process on both cores takes"
+      f"A process that makes {RUNS} runs imports, traces and loads programs"
+      " once. One process on both cores takes"
       f" {both / first:.2f} times the CPU seconds of one core, and two"
       f" processes side by side {side / together:.2f} times those of one"
       " process alone. By the clock the fastest way is"
       f" \"{min(result['runs'], key=lambda x: result['runs'][x]['seconds'])}\";"
       " `studies.table.run` uses two pinned processes, of many runs each"
       " (`jobs.run(runs_per_process=...)`).",
-      "",
   ]
-  return [*out, *results.footer(result)]
+  finding += (
+      f"; a process that makes {RUNS} runs takes {together / first:.2f} times"
+      " those of a process for each run."
+  )
+  return document(finding, about, out)
 
 
 def flags(parser: argparse.ArgumentParser) -> None:

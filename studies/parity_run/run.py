@@ -632,13 +632,10 @@ def page(result: dict) -> list[str]:
   agree = verdicts(found)
   versions = result["peers"][TRL]
   tunix = f" {result['peers'].get(TUNIX, {}).get('tunix', '')}".rstrip()
-  out = [
-      "# The same GRPO run in TRL, tunix and here",
-      "",
-      f"Made by `{result['command']}`; data in `parity_run.json`, hypotheses in"
-      " [plan.md](plan.md).",
-      "",
-      "One checkpoint (the SFT model of the built-in task, 100k parameters),"
+  about = (
+      "Do three libraries learn the same from the same data? Data in"
+      " `parity_run.json`, hypotheses in [plan.md](plan.md). One checkpoint"
+      " (the SFT model of the built-in task, 100k parameters),"
       " one tokenizer, one file of rows and one reward function, 1 for a"
       f" correct response and 0 for others, go through `GRPOTrainer` of TRL"
       f" {versions['trl']} (torch {versions['torch']}), through `GRPOLearner`"
@@ -647,10 +644,9 @@ def page(result: dict) -> list[str]:
       " in all. The sampling noise is each library's own, so that single runs"
       " differ, and only their distribution over seeds can agree. The reward is"
       f" the mean of the {PROMPTS * GROUP} responses of a rollout, in points"
-      " (shares of 100).",
-      "",
-      f"![reward by rollout]({NAME}.png)",
-      "",
+      " (shares of 100). Bands of the figure: 95% intervals of the mean."
+  )
+  out = [
       f"## TRL and rl_reason: {len(ours)} of {len(result['seeds'])} seeds each",
       "",
       *_partial(len(ours)),
@@ -715,7 +711,24 @@ def page(result: dict) -> list[str]:
       *_seconds(result),
   ]
   commits = ", ".join(x[:8] for x in result["commits"])
-  return [*out, f"Commits of the runs: {commits}.", "", *results.footer(result)]
+  same = "same" if all(x is not False for x in agree) else "different"
+  return results.document(
+      "The same GRPO run in TRL, tunix and here",
+      f"TRL and rl_reason learn the {same}: over {len(ours)} seeds the mean"
+      " reward of all rollouts differs by"
+      f" {points(found['difference'], '+')} points, and bands overlap at"
+      f" {sum(x['overlap'] for x in found['steps'])} of {len(found['steps'])}"
+      " rollouts.",
+      about,
+      f"![reward by rollout]({NAME}.png)",
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=[
+          f"Commits of the runs: {commits}.",
+          "",
+          *results.footer(result),
+      ],
+  )
 
 
 def _halves(ours_NS: np.ndarray, trl_NS: np.ndarray) -> str:

@@ -182,10 +182,9 @@ def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
   cost, batch = result["costs"], result["batch"]
   head = " | ".join(f"S = {s}{mark}" for s, mark in COLUMNS)
-  lines = [
-      "# Time of a step against staleness",
-      "",
-      "**A simulation.** One device is the machine of bench_rollout.md and"
+  about = (
+      "How much faster is a step if sampling goes on while the policy learns?"
+      " **A simulation.** One device is the machine of bench_rollout.md and"
       f" bench_update.md: {cost['decode'] * 1e3:.1f} ms for a decode step of up"
       f" to {batch['slots']} rows, {cost['update']:.2f} s for an update and"
       f" {cost['token'] * 1e3:.3f} ms for each of its tokens;"
@@ -198,9 +197,10 @@ def page(result: dict) -> list[str]:
       " sample in parentheses. *: what batches would gain that overlap, the"
       " first rows of one in the slots that the last rows of another leave;"
       " that is not implemented: a batch begins when the one before it is"
-      f" complete. Seconds of a step, mean of {STEPS - WARMUP - 1}. Made by"
-      f" `{result['command']}`.",
-      "",
+      f" complete. Seconds of a step, mean of {STEPS - WARMUP - 1}."
+  )
+  words = []
+  lines = [
       f"| devices | S = 0: sampling + learning | S = 0 | {head} |",
       "|---" * (3 + len(COLUMNS)) + "|",
   ]
@@ -215,7 +215,19 @@ def page(result: dict) -> list[str]:
       found = best(result, devices, staleness, bool(mark))
       cells.append(f"{found['step']:.0f} ({found['share']:.3g})")
     lines.append(f"| {' | '.join(cells)} |")
-  return lines
+    if devices in (DEVICES[0], DEVICES[-1]):
+      gain = shared["step"] / best(result, devices, 1)["step"]
+      words.append(f"{gain:.1f} times as fast on {devices} devices")
+  return results.document(
+      "Time of a step against staleness",
+      f"With batches one step old a step is {results.joined(words)} as with"
+      " sampling and learning in turn, in a simulation.",
+      about,
+      "![gain and split](staleness_time.png)",
+      lines,
+      made=f"Made by `{result['command']}`.",
+      versions=["Versions: those of bench_rollout.md and bench_update.md."],
+  )
 
 
 def figure(result: dict) -> dict:

@@ -446,10 +446,18 @@ def page(result: dict) -> list[str]:
   wanted, total = len(result["seeds"]), sum(map(len, map(rows, TASKS)))
   made = sum(x["row"] != START for x in result["runs"])
   seconds = [x["seconds"] for x in result["runs"] if x["row"] != START]
-  out = [
-      "# All algorithms on three tasks",
-      "",
-      "Made by `python -m studies.table.run`; data in `table.json`. Each row is"
+  undefined = {
+      task: sorted(set(rows(TASKS[0])) - set(rows(task))) for task in TASKS
+  }
+  but = "".join(
+      f", but for {results.joined(x)} on {task}, whose rewards are not 0 or 1"
+      for task, x in undefined.items()
+      if x
+  )
+  about = [
+      "Which algorithm is best, at equal steps and at equal tokens, and does"
+      " the order depend on the task? All algorithms run on all tasks"
+      f"{but}. Data in `table.json`. Each row is"
       " the unchanged config of an algorithm with the task's fields"
       " (`configs/ablations/table.py`); the rows of a seed share their SFT"
       " model. Accuracy is mean@4 on held-out prompts: mean over seeds ± half"
@@ -478,8 +486,8 @@ def page(result: dict) -> list[str]:
       + f" They took {sum(seconds) / 3600:.1f} hours of one core, without the"
       " SFT models and the value pretraining that rows share. A row that is not"
       " complete has the numbers of its own seeds, and no rank.",
-      "",
   ]
+  out, words = [], []
   for task in TASKS:
     step, by_step = values(result, task, "steps")
     tokens, by_tokens = values(result, task, "tokens")
@@ -506,6 +514,8 @@ def page(result: dict) -> list[str]:
     def mean(name, by_step=by_step):
       return np.mean(list(by_step[name].values()) or [0.0])
 
+    best = max(by_step, key=mean)
+    words.append(f"{best} {cells[best][1]} (rank {cells[best][3]}) on {task}")
     for name in sorted(by_step, key=mean, reverse=True):
       used = comparison.amount(np.mean(spent[name])) if spent[name] else "–"
       of_name = [*cells[name], *at_tokens[name][1:]]
@@ -518,9 +528,18 @@ def page(result: dict) -> list[str]:
       ]
   out += [*hypotheses(result), *agreement(result), *pairs(result)]
   commits = sorted({x["git commit"] for x in result["environments"]})
+  footer = results.footer(dict(environment=result["environments"][-1]))
   if len(commits) > 1:
-    out += [f"Commits of the runs: {', '.join(commits)}.", ""]
-  return [*out, *results.footer(dict(environment=result["environments"][-1]))]
+    footer = [f"Commits of the runs: {', '.join(commits)}.", "", *footer]
+  return results.document(
+      "All algorithms on three tasks",
+      f"Highest accuracy at equal steps: {results.joined(words)}.",
+      about,
+      "![ranks](table.png)",
+      out,
+      made="Made by `python -m studies.table.run`.",
+      versions=footer,
+  )
 
 
 def _before(result: dict, task: str) -> str:

@@ -266,16 +266,17 @@ def measure(_) -> dict:
 
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
-  out = [
-      "# Theorems of policy gradients, by the functions of the package",
-      "",
-      f"Made by `{result['command']}`; data in `theorems.json`. Every number"
+  about = (
+      "Do the functions of the package have the bias and the variance that the"
+      " theorems say? Data in `theorems.json`. Every number"
       " is a sum over all outcomes, and nothing is sampled;"
-      " `tests/test_theorems.py` compares the same functions with formulas.",
-      "",
+      " `tests/test_theorems.py` compares the same functions with formulas."
+  )
+  picture = (
       "![Variance of group baselines, bias and variance of targets, and the"
-      " surrogate as a bound](theorems.png)",
-      "",
+      " surrogate as a bound](theorems.png)"
+  )
+  out = [
       "## Baselines of groups",
       "",
       f"K independent rewards of 0 or 1, {ACCURACY:.0%} of them 1. The variance"
@@ -333,9 +334,26 @@ def page(result: dict) -> list[str]:
       f" on one rollout: the surrogate ends at {value:.4f}, the gain of reward"
       f" at {gain:.4f}. With the dual clip, which raises the surrogate where"
       " A < 0, the surrogate is no lower bound.",
-      "",
   ]
-  return [*out, *results.footer(result)]
+  ends = [
+      f"{found[0][0]:.2f} to {found[-1][0]:.2f} ({label})"
+      for label, found in (
+          ("R - mean", result["groups"]["group_mean"]),
+          ("leave-one-out", result["groups"]["leave_one_out"]),
+      )
+  ]
+  return results.document(
+      "Theorems of policy gradients, by the functions of the package",
+      f"From groups of {SIZES[0]} to {SIZES[-1]} the variance of the advantage,"
+      f" in units of the reward's, goes from {results.joined(ends)}; the"
+      " clipped"
+      f" surrogate ends at {value:.4f} and the gain of reward at {gain:.4f}.",
+      about,
+      picture,
+      out,
+      made=f"Made by `{result['command']}`.",
+      versions=results.footer(result),
+  )
 
 
 def _cells(moments: dict, i: int) -> tuple[str, str]:

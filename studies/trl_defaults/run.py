@@ -222,14 +222,12 @@ def fields() -> dict[str, dict]:
 def page(result: dict) -> list[str]:
   """Returns the page of the comparison."""
   version = result["peers"]["trl"]["trl"]
+  about = (
+      "Does `configs/trl_grpo.py` train as GRPOTrainer does? Data in"
+      " `trl_defaults.json`; `tests/test_trl_defaults.py` compares the config"
+      " with the table of defaults."
+  )
   lines = [
-      f"# GRPO with the defaults of TRL {version}",
-      "",
-      "Made by `python -m studies.trl_defaults.run`; data in"
-      " `trl_defaults.json`.",
-      "`tests/test_trl_defaults.py` compares `configs/trl_grpo.py` with the"
-      " table of defaults.",
-      "",
       "## Three optimizer steps",
       "",
       "`GRPOTrainer` and `configs/trl_grpo.py` begin with the same random model"
@@ -271,7 +269,18 @@ def page(result: dict) -> list[str]:
     lines.append(
         f"| `{name}` | {json.dumps(default)} | {here} | {row.get('note', '')} |"
     )
-  return [*lines, "", *results.footer(result)]
+  with_field = sum("field" in known[x] for x in result["defaults"])
+  return results.document(
+      f"GRPO with the defaults of TRL {version}",
+      f"After {len(result['ours'])} optimizer steps the parameters differ from"
+      f" TRL's by {result['difference']:.1e} of their change; {with_field} of"
+      f" {len(result['defaults'])} fields of GRPOConfig have a field here, and"
+      " the others a note.",
+      about,
+      lines,
+      made="Made by `python -m studies.trl_defaults.run`.",
+      versions=results.footer(result),
+  )
 
 
 if __name__ == "__main__":

@@ -126,11 +126,10 @@ def page(result: dict) -> list[str]:
     if run["name"] == "DAPO":
       of_dapo[run["seed"]] = run
   made = len(of_dapo)
-  out = [
-      "# A skill that RL earns: parities, written out or guessed",
-      "",
-      "Made by `python -m studies.xor.run`; [plan.md](plan.md) has the"
-      " hypotheses, and what would refute them. A prompt has three blocks of"
+  about = [
+      "What does RL give that SFT and rejection sampling do not?"
+      " [plan.md](plan.md) has the hypotheses, and what would refute them. A"
+      " prompt has three blocks of"
       " eight bits, and a"
       " response states the parity of each block. The model guesses the parity"
       " of a block at once (right half of the time), or writes it out bit by"
@@ -146,8 +145,11 @@ def page(result: dict) -> list[str]:
       " for 500 steps more than the other rows. RL takes the FLOPs of about 160"
       " steps of SFT: 0.59 TFLOP (`flops/total` of seed 57225), where a step of"
       " SFT has 128 rows of 45 tokens, prompts included, of 216 kFLOP a token"
-      " in the forward pass, and three times that with the backward pass.",
-      "",
+      " in the forward pass, and three times that with the backward pass. Bands"
+      " of the figure: least to most of the seeds.",
+  ]
+  out, words = [], []
+  out += [
       "| | mean@4 | greedy | pass@8 | length | generated tokens | seeds |",
       "|---|---|---|---|---|---|---|",
   ]
@@ -185,20 +187,30 @@ def page(result: dict) -> list[str]:
     if pairs:
       end, cut = (results.mean(x, "+.1f") for x in (ends, cuts))
       cells = end, f"{min(ends):+.1f}", cut
+      words.append(f"{end} from {name}")
       out.append(results.row(name, *cells, len(pairs)))
   out += _ladder(found)
   out += _by_seed(found, of_dapo) + _by_step(list(of_dapo.values()))
   out += [
       "",
-      "![curves](xor.png)",
-      "",
       "The machine and the commit are those of the runs that were made last.",
-      "",
   ]
-  out += results.footer(result)
+  versions = results.footer(result)
   if commits := result.get("earlier_commits"):
-    out += ["", f"Earlier runs are of git commit {', '.join(commits)}."]
-  return out
+    versions += ["", f"Commits of earlier runs: {', '.join(commits)}."]
+  ends = [x["mean@4"][-1] for x in of_dapo.values()]
+  start = [x["mean@4"][0] for x in of_dapo.values()]
+  first, last = (seeds.spread(x).partition(" (")[0] for x in (start, ends))
+  return results.document(
+      "A skill that RL earns: parities, written out or guessed",
+      f"DAPO goes from {first} to {last}; in points it ends"
+      f" {results.joined(words)}.",
+      about,
+      "![curves](xor.png)",
+      out,
+      made="Made by `python -m studies.xor.run`.",
+      versions=versions,
+  )
 
 
 def at_tokens(run: dict, tokens: float) -> float:
