@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from bench import results
 from bench.training import bands as bench_bands
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.checks import config_checks
 from rl_reason.monitoring import bands, health
 from rl_reason.report import page
@@ -232,7 +232,7 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path, monkeypatch):
   for step in (0, 20):
     state = types.SimpleNamespace(
         step=step,
-        wait=lambda: None,
+        parts=feature.Part(),
         counters=dict(tokens=1, flops=1),
         collector=None,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import data_of_page, found_in_browser
 
+from rl_reason.base import feature
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import held_out, tokenizer
@@ -492,7 +493,7 @@ def interim_run(tmp_path, found, sets):
   evaluate = lambda *_, **__: (found, sets)  # noqa: E731
   state = types.SimpleNamespace(
       step=0,
-      wait=lambda: None,
+      parts=feature.Part(),
       collector=types.SimpleNamespace(rewards=None),
       counters=dict(tokens=0, flops=0.0),
   )

@@ -197,8 +197,11 @@ def test_problems_of_sft_have_difficulties_of_their_own():
   c = config_files.read("configs/xor.py")
   rows = pipelines.RowSource(xor, "xor", (xor.FREE,), seed=0)
 
+  output = types.SimpleNamespace(display=types.SimpleNamespace(say=print))
+  session = types.SimpleNamespace(row_source=rows, tok=None, output=output)
+
   def lengths():
-    found = next(sft._stream(c, "sft", rows, tok=None, say=print))
+    found = next(sft._stream(c, session, "sft"))
     return {len(prompt) for prompt, _ in found}
 
   free = 8 * 3 + 1
