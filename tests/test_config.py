@@ -248,6 +248,8 @@ def test_what_is_no_plain_def(own):
 
 TIMED = """
 import sys, time
+import jax
+imported = time.process_time()
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_checks
 for given in {mistakes}:
@@ -256,15 +258,17 @@ for given in {mistakes}:
     print("no error")
   except ConfigError as e:
     print(e)
-print(time.process_time())
+print(time.process_time() / imported)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
-LIMIT = 2.0  # CPU seconds of all errors; 1.4 on an idle machine, mostly JAX
+# CPU time of all errors over that of `import jax` alone: 1.1 s of their 1.4 s
+# on an idle machine. Seconds would depend on what else the machine does.
+LIMIT = 1.8
 
 
 def timed(*mistakes):
-  """The errors of overrides, and CPU seconds."""
+  """The errors of overrides, and their CPU time in imports of JAX."""
   done = subprocess.run(
       [sys.executable, "-c", TIMED.format(mistakes=mistakes)],
       cwd=ROOT,
@@ -273,12 +277,12 @@ def timed(*mistakes):
       text=True,
   )
   assert done.returncode == 0, done.stderr
-  *found, seconds = done.stdout.splitlines()
-  return found, float(seconds)
+  *found, imports = done.stdout.splitlines()
+  return found, float(imports)
 
 
-def test_all_mistakes_take_two_seconds_and_no_device():
-  found, seconds = timed(
+def test_all_mistakes_take_two_imports_of_jax_and_no_device():
+  found, imports = timed(
       {
           "rollout.batch": "0",
           "rollout.bach": "1",
@@ -302,11 +306,11 @@ def test_all_mistakes_take_two_seconds_and_no_device():
       " the log-probs of training, which is then off-policy: use 1.0, or set"
       " rollout.allow_filters = True",
   ]
-  assert seconds < LIMIT
+  assert imports < LIMIT
 
 
 def test_mistakes_of_arguments():
-  found, seconds = timed(
+  found, imports = timed(
       {"advantage.args.epss": "1"},
       {"advantage.args.eps": "-1"},
       {"advantage.name": "gea"},
@@ -329,7 +333,7 @@ def test_mistakes_of_arguments():
   assert "3e-4: must be a number; a run has one value, and" in found[5]
   assert found[5].endswith("--set=optimizer.lr=1e-4 --set=optimizer.lr=3e-4")
   assert found[6] == "rl.steps = 10,a: must be an integer"
-  assert seconds < LIMIT
+  assert imports < LIMIT
 
 
 # --- overrides ---------------------------------------------------------------

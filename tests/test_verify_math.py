@@ -410,17 +410,27 @@ print(sorted({"mpmath", "sympy", "math_verify", "numpy"} & set(sys.modules)))
 
 
 def test_speed_of_plain_integers():
-  """2,000 a second on one core, with two thousand characters of work before."""
+  """3,000 a second on an idle core, after two thousand characters of work.
+
+  Against a loop over the same characters: seconds depend on what else the
+  machine does.
+  """
   work = "We add 3 and 4, so that x = 7 is the next. " * 50
 
-  def seconds():
+  def seconds(task):
     start = time.thread_time()
-    for n in range(1000):
-      assert math.verify(f"{work}\\boxed{{{n}}}", str(n))
+    for n in range(300):
+      task(n)
     return time.thread_time() - start
 
-  # The best of ten: the machine may be busy.
-  assert any(seconds() < 0.5 for _ in range(10))
+  def verify(n):
+    assert math.verify(f"{work}\\boxed{{{n}}}", str(n))
+
+  def read(n):
+    sum(map(ord, work))
+
+  # 13 on an idle machine; the best of ten.
+  assert any(seconds(verify) < 25 * seconds(read) for _ in range(10))
 
 
 # --- reference answers, and the numbers behind -------------------------------
