@@ -7,6 +7,8 @@ asks for it. Each method does nothing by default, and holds for all features of
 the table, `rl_reason/features/__init__.py`, in its order.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -151,89 +153,74 @@ class Evaluator:
     """Sees all evaluations of a command, in their order."""
 
 
-class _Evaluators(Evaluator):
-  """The parts of all features, as one."""
+class Player:
+  """Plays and rewards responses, in place of a verifier.
 
-  def __init__(self, parts: Iterable[Evaluator]):
-    self._parts = [*parts]
+  Prompts may then be messages of a chat, and all responses of an evaluation
+  decode together.
 
-  def sets(self) -> dict[str, list[tuple[Any, Any]]]:
-    return _joined(part.sets() for part in self._parts)
-
-  def sampling(self, row: Any) -> dict[str, Any]:
-    return _joined(part.sampling(row) for part in self._parts)
-
-  def metrics(self, *args: Any) -> dict[str, float]:
-    return _joined(part.metrics(*args) for part in self._parts)
-
-  def end(self, found: Sequence[Any]) -> None:
-    for part in self._parts:
-      part.end(found)
-
-
-class _Parts(Part):
-  """The parts of all features of a run, as one.
-
-  Args:
-    parts: in the order of the table.
+  Attributes:
+    name: who does it, for messages.
   """
 
-  def __init__(self, parts: Iterable[Part] = ()):
-    self._parts = [*parts]
+  name: str
+
+  @property
+  def outcome(self) -> Callable[..., Any]:
+    """The function of kind `outcome` in place of reward.outcome."""
+    raise NotImplementedError
+
+  def play(self, session: Any, rows: Any, ids: Any, sizes_N: Any) -> Any:
+    """Plays a round of an evaluation.
+
+    Its `prompts` are the texts that the policy reads, `stream` gets a function
+    that samples (see `sampler.stream`), and then `texts` and `correct_B` are
+    the responses and their verdicts. `numbers` are further numbers of each
+    response, by name, [B], and `by_level` names those whose means are of
+    interest by difficulty.
+    """
+
+  def padding(self, rows: int) -> Any:
+    """`Experience.turns` of rows of padding."""
+
+  def encoder(self, session: Any) -> Callable[[str], list[int]] | None:
+    """Encodes the texts of a demonstration that are not the policy's.
+
+    None: as those of the policy.
+    """
+
+
+class _Together:
+  """The parts of features as one, in the order of the table.
+
+  Each method calls that of all parts, and returns what they return: dicts as
+  one dict, and of other values the first that is not None.
+
+  Args:
+    none: what a run without features has.
+    parts: of the features.
+  """
+
+  def __init__(self, none: Any, parts: Iterable[Any]):
+    self._parts = [none, *parts]
+
+  def __getattr__(self, method: str) -> Callable[..., Any]:
+    return lambda *args: _joined(
+        [getattr(part, method)(*args) for part in self._parts]
+    )
 
   def collecting(self, collect: Collect, samples: Any) -> Collect:
+    """Wraps what the parts before have wrapped."""
     for part in self._parts:
       collect = part.collecting(collect, samples)
     return collect
 
-  def begin(self, state: Any) -> None:
-    for part in self._parts:
-      part.begin(state)
 
-  def older(self) -> Any:
-    return _first(part.older() for part in self._parts)
-
-  def beside(self) -> Any:
-    return _first(part.beside() for part in self._parts)
-
-  def exchange(self, rows: Any, step: int) -> dict[str, float]:
-    return _joined(part.exchange(rows, step) for part in self._parts)
-
-  def inputs(self, params: Any) -> dict[str, Any]:
-    return _joined(part.inputs(params) for part in self._parts)
-
-  def after(self, *args: Any) -> None:
-    for part in self._parts:
-      part.after(*args)
-
-  def evaluated(self, values: Any, step: int) -> dict[str, float]:
-    return _joined(part.evaluated(values, step) for part in self._parts)
-
-  def arrays(self) -> dict[str, Any]:
-    return _joined(part.arrays() for part in self._parts)
-
-  def host(self) -> dict[str, Any]:
-    return _joined(part.host() for part in self._parts)
-
-  def restore(self, arrays: dict[str, Any], host: dict[str, Any]) -> None:
-    for part in self._parts:
-      part.restore(arrays, host)
-
-  def wait(self) -> None:
-    for part in self._parts:
-      part.wait()
-
-  def close(self) -> None:
-    for part in self._parts:
-      part.close()
-
-
-def _first(found: Iterable[Any]) -> Any:
-  return next((x for x in found if x is not None), None)
-
-
-def _joined(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-  return {name: x for one in found for name, x in one.items()}
+def _joined(found: Iterable[Any]) -> Any:
+  known = [x for x in found if x is not None]
+  if known and all(isinstance(x, dict) for x in known):
+    return {name: x for one in known for name, x in one.items()}
+  return known[0] if known else None
 
 
 class Declaration:
@@ -246,34 +233,11 @@ class Declaration:
     tasks: further built-in tasks, by name -> 'module:name'.
     needs: what its fields may need, by name -> a function of the config that
       says why it is missing, or something false; see `relations.FACTS`.
-    code: fields that name code, as task.name does -> names that are none.
-    machine: its fields of the machine, which change no number of a run.
-    sampled: its fields, by prefix, that decide which responses are sampled, and
-      how they are rewarded.
-    elsewhere: its fields that an evaluation may have other values of.
-    movable: its paths, which may change where their content is equal.
-    progress: fields -> whether steps with a value of them depend on the number
-      of all steps, which a resumed run can then not change.
-    one_process: fields that are off in a run of several processes -> the
-      reason.
-    not_replayed: fields that --stage=replay cannot change -> the reason.
-    sources: fields with sources of rows, as data.train; files are movable.
     measures: metrics `val-aux/SET/NAME` in the units of the set's score, by
       NAME -> their name in the report, and what they mean.
-    shown: fields -> what the report says of their value, if it is set.
-    other_names: names of other libraries -> its fields.
     remedies: names of alerts -> what its fields may do about them.
     stages: further stages that train, by name.
-    smoke: fields -> their largest values in FILE:smoke.
-    free: its fields, which a run may resume with other values of.
-    readers: fields with a text of a form of its own -> what reads the text of a
-      config, and a field without a fault that this needs, or ''; see
-      `text_rules.READERS`.
-    less_memory: fields by which a run needs less memory.
-    policy_fields: beginnings of fields that a run must share with the run whose
-      policy it continues.
-    published: fields whose text a model card may have.
-    evaluated: fields -> their value where a model is only evaluated.
+    marks: what is known of its fields, by the marks of `field_marks`.
   """
 
   kinds: Mapping[str, Kind] = {}
@@ -281,27 +245,10 @@ class Declaration:
   inputs: Mapping[str, tuple[str, ...]] = {}
   tasks: Mapping[str, str] = {}
   needs: Mapping[str, Any] = {}
-  code: Mapping[str, tuple[str, ...]] = {}
-  machine: tuple[str, ...] = ()
-  sampled: tuple[str, ...] = ()
-  elsewhere: tuple[str, ...] = ()
-  movable: tuple[str, ...] = ()
-  progress: Mapping[str, Callable[[Any], bool]] = {}
-  one_process: Mapping[str, str] = {}
-  not_replayed: Mapping[str, str] = {}
-  sources: tuple[str, ...] = ()
   measures: Mapping[str, tuple[str, str]] = {}
-  shown: Mapping[str, str] = {}
-  other_names: Mapping[str, str] = {}
   remedies: Mapping[str, str] = {}
   stages: Mapping[str, Stage] = {}
-  smoke: Mapping[str, float] = {}
-  free: tuple[str, ...] = ()
-  readers: Mapping[str, tuple[Callable[[Any], Any], str]] = {}
-  less_memory: tuple[str, ...] = ()
-  policy_fields: tuple[str, ...] = ()
-  published: tuple[str, ...] = ()
-  evaluated: Mapping[str, Any] = {}
+  marks: Mapping[str, Mapping[str, Any] | tuple[str, ...]] = {}
 
   def used(self, c: Any) -> bool:
     """Whether a config asks for it."""
@@ -336,36 +283,8 @@ class Declaration:
     """What the devices of a run cannot do; `sizes` are of the mesh's axes."""
     return ()
 
-  def samplers(self, c: Any) -> int:
-    """Devices that only sample, the last ones."""
-    return 0
-
-  def lag(self, c: Any) -> int:
-    """RL steps, at most, from the policy that samples a batch to its update."""
-    return 0
-
-  def content(self, name: str, value: str) -> str | None:
-    """What stands for the content of a movable path; None: all its files."""
-    return None
-
-  def evaluates_all(self, c: Any) -> bool:
-    """Whether each evaluation has the held-out sets, and not the last alone."""
-    return False
-
-  def older_policies(self, c: Any) -> list[str]:
-    """Fields above 0 by which updates see rows of an older policy."""
-    return []
-
-  def judge(self, c: Any) -> str:
-    """Who plays and rewards responses in place of a verifier; '' for nobody.
-
-    Prompts may then be messages of a chat, `outcome` gives the rewards, `play`
-    the verdicts of an evaluation, and all its responses decode together.
-    """
-    return ""
-
-  def outcome(self, c: Any) -> Any:
-    """The function of kind `outcome` in place of reward.outcome, or None."""
+  def player(self, c: Any) -> Player | None:
+    """Who plays and rewards responses in place of a verifier, or None."""
     return None
 
   def terms(self, c: Any) -> tuple[Any, ...]:
@@ -398,22 +317,6 @@ class Declaration:
   def coefs(self, c: Any) -> set[str]:
     """Coefficients of the loss that its part moves."""
     return set()
-
-  def older_rows(self, c: Any) -> int:
-    """Rows of a batch that are of earlier steps: a round samples fewer."""
-    return 0
-
-  def imitates(self, c: Any) -> bool:
-    """Whether it learns from responses of rows, as SFT does."""
-    return False
-
-  def not_generated(self, c: Any) -> dict[str, str]:
-    """Fields with which --stage=generate cannot sample -> the reason."""
-    return {}
-
-  def unreplayed(self, c: Any) -> dict[str, str]:
-    """Fields with which no step can be replayed -> the reason."""
-    return {}
 
   def reduction(self, c: Any, reduction: Any) -> Any:
     """The loss aggregation, in place of that of the core."""
@@ -457,10 +360,6 @@ class Declaration:
     """
     return None
 
-  def reads_types(self, c: Any) -> str:
-    """The field by which it reads the types of problems, or ''."""
-    return ""
-
   def drawn(self, c: Any) -> Any:
     """What decides which prompts are drawn again; see `PromptStream`."""
     return None
@@ -478,23 +377,6 @@ class Declaration:
     """
     return None
 
-  def play(
-      self, c: Any, session: Any, rows: Any, ids: Any, sizes_N: Any
-  ) -> Any:
-    """Plays a round of an evaluation, in place of the verifier; or None.
-
-    Its `prompts` are the texts that the policy reads, `stream` gets a function
-    that samples (see `sampler.stream`), and then `texts` and `correct_B` are
-    the responses and their verdicts. `numbers` are further numbers of each
-    response, by name, [B], and `by_level` names those whose means are of
-    interest by difficulty.
-    """
-    return None
-
-  def padding(self, c: Any, rows: int) -> Any:
-    """`Experience.turns` of rows of padding, or None."""
-    return None
-
   def demonstration(
       self, task: Any, row: Any, response: Any, rng: Any
   ) -> tuple[str, list[str]] | None:
@@ -503,18 +385,6 @@ class Declaration:
     The texts are the policy's and others in turn. Asked of all features.
     """
     return None
-
-  def encoder(self, session: Any) -> Callable[[str], list[int]] | None:
-    """Encodes the other texts of `demonstration`; None: as the policy's."""
-    return None
-
-  def shared(self, c: Any) -> dict[str, int]:
-    """Numbers of groups that the devices share evenly, by field."""
-    return {}
-
-  def learned(self, c: Any) -> dict[str, int]:
-    """Numbers of rows that the devices that learn share evenly, by field."""
-    return {}
 
   def notes(self, lines: list[dict[str, Any]], f: dict[str, Any]) -> list[str]:
     """What the report says above all else.
@@ -561,12 +431,33 @@ class Declaration:
 
 def stages() -> dict[str, Stage]:
   """The stages that features bring, by name."""
-  return _joined({**one.stages} for one in features.declared())
+  return _joined([{}, *({**one.stages} for one in features.declared())])
 
 
-def of_all(attribute: str) -> tuple[str, ...]:
-  """The names that all features have in an attribute, such as 'machine'."""
-  return tuple(x for y in features.declared() for x in getattr(y, attribute))
+def marked(mark: str, c: Any = None) -> dict[str, Any]:
+  """The fields of a mark with their values, or True, of all features.
+
+  Args:
+    mark: of `field_marks.MARKS`.
+    c: only of the features that this config asks for.
+  """
+  found: dict[str, Any] = {}
+  for one in features.declared() if c is None else used(c):
+    fields = one.marks.get(mark, ())
+    if isinstance(fields, Mapping):
+      found |= fields
+    else:
+      found |= dict.fromkeys(fields, True)
+  return found
+
+
+def set_fields(c: Any, mark: str) -> dict[str, Any]:
+  """The fields of a mark that a config sets, with what it sets them to."""
+  found = {
+      name: functools.reduce(operator.getitem, name.split("."), c)
+      for name in marked(mark)
+  }
+  return {name: value for name, value in found.items() if value}
 
 
 def used(c: Any) -> list[Declaration]:
@@ -574,19 +465,10 @@ def used(c: Any) -> list[Declaration]:
   return [one for one in features.declared() if one.used(c)]
 
 
-def sizes(c: Any) -> Callable[..., Any] | None:
-  """`Declaration.sizes` of the first feature that has one, or None."""
-  return _first(one.sizes(c) for one in used(c))
-
-
-def drawn(c: Any) -> Any:
-  """`Declaration.drawn` of the first feature that has one, or None."""
-  return _first(one.drawn(c) for one in used(c))
-
-
-def scale(c: Any, term: Any) -> Any:
-  """`Declaration.scale` of the first feature that has one, or None."""
-  return _first(one.scale(c, term) for one in used(c))
+def first(c: Any, hook: str, *args: Any) -> Any:
+  """What the first feature of a config has for a hook, or None."""
+  found = (getattr(one, hook)(c, *args) for one in used(c))
+  return next((x for x in found if x is not None), None)
 
 
 def opened(c: Any, session: Any) -> dict[Declaration, Any]:
@@ -595,36 +477,18 @@ def opened(c: Any, session: Any) -> dict[Declaration, Any]:
   return {one: x for one, x in found.items() if x is not None}
 
 
-def code() -> dict[str, tuple[str, ...]]:
-  """Fields of features that name code -> names that are none."""
-  return _joined(dict(one.code) for one in features.declared())
-
-
-def play(c: Any, *args: Any) -> Any:
-  """Plays a round of an evaluation; None: the verifier judges responses."""
-  return _first(one.play(c, *args) for one in used(c))
-
-
-def encoder(c: Any, session: Any) -> Callable[[str], list[int]] | None:
-  """Encodes texts of demonstrations that are not the policy's, or None."""
-  return _first(one.encoder(session) for one in used(c))
-
-
-def padding(c: Any, rows: int) -> Any:
-  """`Experience.turns` of rows of padding, or None."""
-  return _first(one.padding(c, rows) for one in used(c))
-
-
 def judge(c: Any) -> str:
   """Who judges and rewards responses in place of a verifier; '' for nobody."""
-  return _first(one.judge(c) or None for one in used(c)) or ""
+  player = first(c, "player")
+  return player.name if player else ""
 
 
-def start(c: Any, loop: Loop) -> Part:
-  """The parts of the features that a config asks for, as one."""
-  return _Parts(one.start(c, loop) for one in used(c))
+def start(c: Any, loop: Loop) -> Any:
+  """The parts of the features that a config asks for, as one `Part`."""
+  return _Together(Part(), (one.start(c, loop) for one in used(c)))
 
 
-def evaluator(c: Any, stage: Evaluating) -> Evaluator:
-  """The parts of all features in --stage=evaluate, as one."""
-  return _Evaluators(one.evaluator(c, stage) for one in features.declared())
+def evaluator(c: Any, stage: Evaluating) -> Any:
+  """The parts of all features in --stage=evaluate, as one `Evaluator`."""
+  parts = (one.evaluator(c, stage) for one in features.declared())
+  return _Together(Evaluator(), parts)

@@ -1,6 +1,6 @@
 """What other libraries call a field, as in docs/coming_from.md."""
 
-from rl_reason import features
+from rl_reason.base import feature
 
 # By its last name in TRL, verl and tunix.
 OF_OTHERS = {
@@ -145,7 +145,4 @@ COUNTED = {
 
 def of_others() -> dict[str, str]:
   """`OF_OTHERS`, and such names of features."""
-  out = OF_OTHERS.copy()
-  for one in features.declared():
-    out |= one.other_names
-  return out
+  return OF_OTHERS | feature.marked("other_names")

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_reason import features
 from rl_reason.base import errors, feature, function_kinds, functions
 from rl_reason.base.fields import FIELDS, used
 
@@ -135,27 +134,22 @@ MOVABLE = (
 
 def movable() -> tuple[str, ...]:
   """`MOVABLE`, and such paths of features."""
-  out = MOVABLE
-  for one in features.declared():
-    out += one.movable + one.sources
-  return out
+  return (*MOVABLE, *feature.marked("movable"), *feature.marked("sources"))
 
 
 def free_fields() -> tuple[str, ...]:
   """`FREE`, and such fields of features."""
-  return FREE + feature.of_all("free") + feature.of_all("machine")
+  return (*FREE, *feature.marked("free"), *feature.marked("machine"))
 
 
 def elsewhere() -> tuple[str, ...]:
   """`ELSEWHERE`, and such fields of features."""
-  return ELSEWHERE + feature.of_all("elsewhere")
+  return (*ELSEWHERE, *feature.marked("elsewhere"))
 
 
 def reads_progress(fields: Fields) -> bool:
   """Whether a step of a run depends on the number of all steps."""
-  known = PROGRESS.copy()
-  for one in features.declared():
-    known |= one.progress
+  known = PROGRESS | feature.marked("progress")
   return any(
       name in fields and reads(fields[name]) for name, reads in known.items()
   )
@@ -238,5 +232,5 @@ def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
       {k: x for k, x in one.items() if k in other}
       for one, other in ((there, here), (here, there))
   )
-  values = VALUES + feature.of_all("sampled")
+  values = (*VALUES, *feature.marked("sampled"))
   return [x for x in differences(there, here) if x.startswith(values)]

@@ -300,7 +300,7 @@ def _examples(name: str) -> tuple[Any, ...]:
     if name == f"{known.field}.name":
       return functions.names(kind)
   for one in features.declared():
-    if name in one.code:
+    if name in one.marks.get("code", ()):
       return "", *list(one.tasks)[:1]
   if spec.kind in (int, float):
     low, high = spec.low or 0, spec.high or 2 * abs(spec.default) + 2

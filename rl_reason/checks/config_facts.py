@@ -86,8 +86,7 @@ def type_field(c) -> str:
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
     return "advantage.name"
-  fields = (one.reads_types(c) for one in feature.used(c))
-  return next(filter(None, fields), "")
+  return next(iter(feature.marked("types", c)), "")
 
 
 def hardest(c) -> float:
@@ -170,9 +169,7 @@ def off_policy_fields(c) -> dict[str, int]:
   """
   values = {"updates.minibatches": 1, "updates.epochs": 1}
   found = {name: x for name, x in values.items() if config.at(c, name) != x}
-  for one in feature.used(c):
-    found |= dict.fromkeys(one.older_policies(c), 0)
-  return found
+  return found | dict.fromkeys(feature.set_fields(c, "older_policy"), 0)
 
 
 def mesh_axes(c) -> dict[str, int]:
@@ -182,12 +179,18 @@ def mesh_axes(c) -> dict[str, int]:
 
 def samplers(c) -> int:
   """Devices that only sample."""
-  return sum(one.samplers(c) for one in feature.used(c))
+  return sum(feature.set_fields(c, "samplers").values())
+
+
+def older_rows(c) -> int:
+  """Rows of a batch that are of earlier steps."""
+  groups = sum(feature.set_fields(c, "older_groups").values())
+  return groups * c.rollout.group_size
 
 
 def lag(c) -> int:
   """RL steps, at most, from the policy that samples a batch to its update."""
-  return sum(one.lag(c) for one in feature.used(c))
+  return sum(feature.set_fields(c, "lag").values())
 
 
 def packed_rows(c, num_shards: int = 1) -> int:

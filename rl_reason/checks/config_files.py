@@ -5,8 +5,7 @@ import runpy
 
 import ml_collections
 
-from rl_reason import features
-from rl_reason.base import own_code
+from rl_reason.base import feature, own_code
 from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, RunError, did_you_mean
 from rl_reason.base.fields import FIELDS
@@ -104,10 +103,9 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   at_most("sft", warmup_steps=max(c.sft.steps - 1, 0))
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
-  for one in features.declared():
-    for name, limit in one.smoke.items():
-      path, _, last = name.rpartition(".")
-      at_most(path, **{last: limit})
+  for name, limit in feature.marked("smoke").items():
+    path, _, last = name.rpartition(".")
+    at_most(path, **{last: limit})
   at_most("generate", prompts=64, samples=8, batch=32)
   at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
   at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))

@@ -4,7 +4,8 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from rl_reason import features, tasks
+from rl_reason import tasks
+from rl_reason.base import feature
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import config_facts
@@ -139,7 +140,7 @@ def repositories(c) -> Iterator[Rule]:
   pinned = config_facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
   texts = [c.data.train, c.data.evaluate, c.sft.samples]
-  texts += [at(c, x) for one in features.declared() for x in one.sources]
+  texts += [at(c, x) for x in feature.marked("sources")]
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
   fetched |= {*config_facts.reward_models(c)}

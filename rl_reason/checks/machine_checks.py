@@ -7,6 +7,7 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import feature
+from rl_reason.base.config import at
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_facts, model_rules, relations, rules
 from rl_reason.checks.config_facts import (
@@ -123,9 +124,7 @@ def sampled(c) -> dict[str, int]:
   """Numbers that the devices that sample share evenly, by field."""
   r = c.rollout
   out = {"rollout.batch": r.batch // r.group_size, "rollout.slots": r.slots}
-  for one in feature.used(c):
-    out |= one.shared(c)
-  return out
+  return out | feature.set_fields(c, "older_groups")
 
 
 def _learned(c, stage: str) -> dict[str, int]:
@@ -136,8 +135,8 @@ def _learned(c, stage: str) -> dict[str, int]:
       "evaluate.batch": c.evaluate.batch,
       "generate.batch": c.generate.batch,
   }
-  for one in feature.used(c):
-    out |= one.learned(c)
+  for name, switch in feature.marked("learned_rows").items():
+    out[name] = at(c, name) if at(c, switch) else 0
   if of_feature := feature.stages().get(stage):
     out |= of_feature.rows(c)
   return out

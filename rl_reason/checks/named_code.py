@@ -70,7 +70,7 @@ def names_of_code(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     gym = [x for x in found if x.startswith(f"{tasks.GYM}:")]
     own = ("", tasks.FILES, *tasks.names(), *gym)
     out[name] = [x for x in found if x not in own]
-  for name, own in feature.code().items():
+  for name, own in feature.marked("code").items():
     found = [str(fields.get(name, ""))]
     out[name] = [x for x in found if x not in (*own, *tasks.names())]
   return {name: found for name, found in out.items() if found}

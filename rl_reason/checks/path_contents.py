@@ -6,8 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import features
-from rl_reason.base import config as config_lib, resume_rules
+from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.checks import config_facts
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
@@ -40,9 +39,8 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
 def content(config, name: str) -> str:
   """A hash of the local files that a field names; '' if there are none."""
   value = config_lib.at(config, name)
-  of_features = [x for one in features.declared() for x in one.sources]
   rows = name.startswith("data.") or name.endswith(".samples")
-  if rows or name in of_features:
+  if rows or name in feature.marked("sources"):
     use = "test" if name == "data.evaluate" else "train"
     try:
       parsed, parts = datasets.parse_all(value, use), []
@@ -61,9 +59,8 @@ def content(config, name: str) -> str:
   root = pathlib.Path(value)
   if not value or not root.exists():
     return ""
-  for one in features.declared():
-    if (found := one.content(name, value)) is not None:
-      return found
+  if of_feature := feature.marked("content").get(name):
+    return of_feature(value)
   if name.endswith(".reuse"):  # a work directory, to which later stages add
     stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return of_files([root / "checkpoints" / stage for stage in stages])

@@ -61,7 +61,7 @@ LATER = ("checkpoint.", "evaluate.", "export.", "generate.", "log.", "serve.")
 
 def machine() -> tuple[str, ...]:
   """`MACHINE`, and such fields of features."""
-  return MACHINE + feature.of_all("machine")
+  return MACHINE + (*feature.marked("machine"),)
 
 
 def changes(own: dict[str, Any], c) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def check(own, c) -> None:
     if one.kl.privileged:
       why = "--stage=replay reads no prompts of the reference"
       lines.append(rules.line(one, "kl.privileged", why))
-    for part in feature.used(one):
-      for name, why in part.unreplayed(one).items():
-        lines.append(rules.line(one, name, f"--stage=replay {why}"))
+    reasons = feature.marked("unreplayed")
+    for name in feature.set_fields(one, "unreplayed"):
+      lines.append(rules.line(one, name, f"--stage=replay {reasons[name]}"))
   if lines:
     raise ConfigError(*lines)
 
@@ -126,9 +126,8 @@ def _why_not(own, c, name: str) -> str:
   )
   learns = name.startswith(LEARNS)
   others = OTHERS.copy()
-  for one in features.declared():
-    others |= dict.fromkeys(one.sampled, others["rollout."])
-    others |= one.not_replayed
+  others |= dict.fromkeys(feature.marked("sampled"), others["rollout."])
+  others |= feature.marked("not_replayed")
   for prefix, why in others.items():
     same = name == prefix or (prefix[-1] == "." and name.startswith(prefix))
     if same and not (prefix == "critic." and learns):

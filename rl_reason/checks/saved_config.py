@@ -62,7 +62,7 @@ _ALGORITHM = (
     *named_code.ENGINE,
 )
 _ROWS = (
-    *("task.name", "evaluate.tasks", *feature.code()),
+    *("task.name", "evaluate.tasks", *feature.marked("code")),
     *("data.kind", "data.template"),
 )
 _LISTS = ("loss.terms", "log.metrics", "log.loggers")
@@ -246,7 +246,7 @@ def _for_evaluation(
       rules.refuse(config, name, why)
   if "task.name" in given and "data.evaluate" not in given:
     config.data.evaluate = ""  # it belongs to the task of the run
-  own = ["task.name", "evaluate.tasks", *feature.code(), "data.kind"]
+  own = ["task.name", "evaluate.tasks", *feature.marked("code"), "data.kind"]
   if not run_directory.has_rows(workdir, config):
     own.append("data.template")
   for name in own:

@@ -6,8 +6,8 @@ A text is read on its own, so that its fault hides no other one.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rl_reason import features, tasks
-from rl_reason.base import functions, own_code
+from rl_reason import tasks
+from rl_reason.base import feature, functions, own_code
 from rl_reason.base.config import at
 from rl_reason.base.errors import RunError
 from rl_reason.checks import config_facts, own_functions
@@ -91,8 +91,8 @@ def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
   Or only of the fields of these names, and of those that are read with them.
   """
   readers = {name: (x, "") for name, x in READERS.items()}
-  for one in features.declared():
-    readers |= {x: (_samples(x), "") for x in one.sources} | {**one.readers}
+  readers |= {x: (_samples(x), "") for x in feature.marked("sources")}
+  readers |= feature.marked("readers")
   for name, (read, needed) in readers.items():
     wanted = names is None or {name, needed} & {*names}
     if not wanted or {name, needed} & faults.fields:

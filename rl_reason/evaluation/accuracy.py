@@ -63,7 +63,7 @@ class Responses(NamedTuple):
       where the task cannot read leniently.
     terms_NG: scores of each term of the reward by name; NaN where a function
       failed.
-    numbers_NG: further numbers of responses by name, of `feature.play`.
+    numbers_NG: further numbers of responses by name, of `feature.Player`.
     by_level: names of those whose means are of interest by difficulty.
   """
 
@@ -135,7 +135,7 @@ def respond(
   Args:
     sample: (`batch` rows, ids of their prompts, number of rows that count; the
       others may be cut) -> G responses to each, the last one greedy, on the
-      host; and what has played and judged them (`feature.play`), or None.
+      host; and what has played and judged them (`feature.Player`), or None.
     tok: the tokenizer.
     task: has the verifier.
     name: of the set.

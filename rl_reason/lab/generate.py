@@ -67,9 +67,8 @@ def run(c, session: Session, which: str) -> pathlib.Path:
   """
   model, tok, output = session.model, session.tok, session.output
   g, display, row_source = c.generate, output.display, session.row_source
-  for one in feature.used(c):
-    for name, why in one.not_generated(c).items():
-      rules.refuse(c, name, f"--stage=generate {why}")
+  for name, why in feature.marked("not_generated", c).items():
+    rules.refuse(c, name, f"--stage=generate {why}")
   if {*which} & {*",+"}:  # files are named by one step
     raise RunError(
         f"--step = {which}: samples are of one step: export the mean with"

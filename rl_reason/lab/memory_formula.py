@@ -15,8 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl_reason import features
-from rl_reason.base import errors
+from rl_reason.base import errors, feature
 from rl_reason.base.structs import Tree
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
@@ -202,8 +201,7 @@ def estimate(
 
 def smaller_state() -> str:
   """The fields that make the state of the optimizer smaller, for remedies."""
-  of_features = (x for one in features.declared() for x in one.less_memory)
-  return " or ".join(("optimizer.offload", *of_features))
+  return " or ".join(("optimizer.offload", *feature.marked("less_memory")))
 
 
 def weight_bytes(c, cfg: decoder.ModelConfig, mesh, kind: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import features, tasks
-from rl_reason.base import json_files
+from rl_reason.base import feature, json_files
 from rl_reason.devices import axes
 from rl_reason.report import machine
 
@@ -215,7 +215,7 @@ def _algorithm(f: _Fields) -> str:
   for name, words in (
       ("loss.mask_truncated", "truncated responses masked"),
       ("loss.positive_nll", "NLL of correct responses, {:g}"),
-      *(x for one in features.declared() for x in one.shown.items()),
+      *feature.marked("shown").items(),
       ("loss.entropy_coef", "entropy bonus, {:g}"),
   ):
     if f[name]:

@@ -255,8 +255,8 @@ def reward(c) -> Callable[[dict], Array]:
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  for one in feature.used(c):
-    outcome = one.outcome(c) or outcome
+  if player := feature.first(c, "player"):
+    outcome = player.outcome
   found = functools.partial(
       credit_lib.outcome,
       max_tokens=c.rollout.max_tokens,

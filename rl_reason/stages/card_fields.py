@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rl_reason import features, tasks
+from rl_reason import tasks
 from rl_reason.base import feature, function_kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.data import datasets
@@ -22,19 +22,19 @@ LOCAL = "a local path"
 _OF_THE_MACHINE = (
     *("log.", "serve.", "generate.", "checkpoint.", "mesh.", "content."),
     *("hub.", "kl.server.", "rollout.engine.", "reward.workers"),
-    *("reward.executor", *feature.of_all("machine")),
+    *("reward.executor", *feature.marked("machine")),
 )
 # Texts that are names of code, or of the package.
 _NAMES = (
     *(f"{known.field}.name" for known in function_kinds.KINDS.values()),
-    *("task.name", *feature.code(), "data.template"),
+    *("task.name", *feature.marked("code"), "data.template"),
     *("sft.mixture", "sft.habits.mixture", "evaluate.tasks"),
-    *(x for y in features.declared() for x in y.published),
+    *feature.marked("published"),
 )
 # Texts that name data and models: ids of the hub, known sets, or paths.
 _SOURCES = (
     *("model.path", "tokenizer", "data.train", "data.evaluate"),
-    *("kl.reference", *(x for y in features.declared() for x in y.sources)),
+    *("kl.reference", *feature.marked("sources")),
 )
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(:\w+)?")
 # Names with weights or difficulties; a path has a slash.

@@ -45,7 +45,7 @@ def collector(
   row_source = session.row_source
   prompts = PromptStream(
       *row_source.prompts(f"{purpose} prompts", curriculum=curriculum),
-      drawn=feature.drawn(c),
+      drawn=feature.first(c, "drawn"),
       types=c.rollout.types,
   )
   options: dict[str, Any] = dict(
@@ -55,7 +55,7 @@ def collector(
       key=key(engine.mesh, c.seed, purpose),
       num_responses=batches * c.rollout.batch - older,
       group_size=c.rollout.group_size,
-      group_sizes=feature.sizes(c),
+      group_sizes=feature.first(c, "sizes"),
       max_prompt=c.rollout.max_prompt,
       temperature=c.rollout.temperature,
       filters=sampling_filters.of(c.rollout),
@@ -72,7 +72,7 @@ def collector(
 
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
-  record = None
+  player, record = feature.first(c, "player"), None
   if c.rollout.replay_routing:
     shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
     record = experts.no_record(c.model, shape)
@@ -81,7 +81,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(build_step.terms(c)),
-      turns=feature.padding(c, rows),
+      turns=player.padding(rows) if player else None,
       steps=c.reward.process != "none",
       record=record,
   )

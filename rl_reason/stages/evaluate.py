@@ -313,7 +313,7 @@ def evaluate(
   """
   engine, tok, output = session.engine, session.tok, session.output
   mesh, row_source = session.model.mesh, session.row_source
-  weights = engine.weights(params)
+  weights, player = engine.weights(params), feature.first(c, "player")
   random_key = key(mesh, c.seed, "evaluate")
 
   def sample(of_set, rows, ids, count) -> tuple[Rollouts, Any]:
@@ -322,7 +322,7 @@ def evaluate(
     temperature_G = np.array(temperatures, np.float32)
     group_size, limit = len(temperature_G), of_set.rollout.max_tokens
     sizes_N = [group_size] * len(rows)
-    played = feature.play(c, session, rows, ids, sizes_N)
+    played = player.play(session, rows, ids, sizes_N) if player else None
     texts = [row.prompt for row in rows] if played is None else played.prompts
     prompts = pipelines.pack_prompts(tok, texts, ids, c.rollout.max_prompt)
 
@@ -353,7 +353,7 @@ def evaluate(
 
   chooses = validation_sets(c, row_source) if purpose != "held out" else {}
   sets: dict[str, list[tasks.Row]] = {}
-  every_set = any(one.evaluates_all(c) for one in feature.used(c))
+  every_set = bool(feature.set_fields(c, "all_sets"))
   if not chooses or purpose == "both" or every_set:
     found = held_out.evaluation_sets(row_source, c.evaluate.prompts)
     sets = {name: rows[:prompts] for name, rows in found.items()}

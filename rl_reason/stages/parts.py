@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from rl_reason import features, tasks
-from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.base import config as config_lib, errors, feature, functions
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, prompt_lengths
 from rl_reason.collect.reward_runner import RewardRunner
@@ -41,8 +41,7 @@ def check_machine(c) -> None:
     )
   if jax.process_count() > 1:
     alone = {"rollout.engine.name": "each process would send all requests"}
-    for one in features.declared():
-      alone |= one.one_process
+    alone |= feature.marked("one_process")
     for name, reason in alone.items():
       value, off = config_lib.at(c, name), FIELDS[name].default
       if value != off:

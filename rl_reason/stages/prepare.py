@@ -242,7 +242,7 @@ class _Preparation:
 def _imitates(config) -> bool:
   """Whether the run imitates responses of rows, in SFT or by a feature."""
   own = config.sft.steps and not (config.sft.reuse or config.sft.samples)
-  return bool(own) or any(x.imitates(config) for x in feature.used(config))
+  return bool(own) or bool(feature.set_fields(config, "imitates"))
 
 
 def _identity(

@@ -120,7 +120,7 @@ def train(
         rewards=scorer.rewards(c, session, rollout_engine.mesh),
         batches=c.dynamic_sampling.batches,
         curriculum=c.data.curriculum,
-        older=sum(x.older_rows(c) for x in feature.used(c)),
+        older=config_facts.older_rows(c),
     )
   plan_rows = planner(c, mesh, tok, collector.prompts.row)
   # What the config has beyond the six algorithms: see base/feature.py.

@@ -31,7 +31,9 @@ def rewards(c, session: Session, mesh: jax.sharding.Mesh) -> Rewards:
       for x in found
       for name in reward_terms.models_of(x.name)
   }
-  scales = {x.name: feature.scale(c, x) for x in found if x.name in models}
+  scales = {
+      x.name: feature.first(c, "scale", x) for x in found if x.name in models
+  }
   return Rewards(
       found,
       session.reward_runner,

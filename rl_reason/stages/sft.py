@@ -139,12 +139,13 @@ def _train_part(
 
 def packer(c, session: Session) -> Callable:
   """`demonstrations.pack` in the shapes of a config."""
+  player = feature.first(c, "player")
   return functools.partial(
       demonstrations.pack,
       session.tok,
       prompt_slots=c.rollout.max_prompt,
       response_slots=c.rollout.max_tokens,
-      encode=feature.encoder(c, session),
+      encode=player.encoder(session) if player else None,
   )
 
 

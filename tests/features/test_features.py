@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 
 import feature_fields
 import numpy as np
@@ -14,7 +15,7 @@ from conftest import child_env
 from import_graph import ROOT, graph
 
 from rl_reason import features
-from rl_reason.base import feature, fields
+from rl_reason.base import feature, field_marks, fields
 from rl_reason.base.errors import RunError
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.function_kinds import KINDS
@@ -57,6 +58,41 @@ def test_a_feature_brings_its_page_and_its_tests(name):
   assert [*(ROOT / "tests" / "features" / name).glob("test_*.py")]
   listed = (PACKAGE / "features" / "README.md").read_text()
   assert f"[`{name}/`]({name}/README.md)" in listed
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_marks_are_known_and_of_its_fields(name):
+  one = features.declared()[features.FEATURES.index(name)]
+  own = feature_fields.of([name])
+  for mark, of_mark in one.marks.items():
+    assert mark in field_marks.MARKS
+    assert (mark in field_marks.VALUES) == isinstance(of_mark, Mapping), mark
+    named = of_mark.values() if mark == "other_names" else of_mark
+    for field in named:
+      assert any(x.startswith(field) for x in own), (mark, field)
+
+
+def test_fields_of_marks(monkeypatch):
+  class Declared(feature.Declaration):
+
+    def __init__(self, asked_for, **marks):
+      self.marks, self.asked_for = marks, asked_for
+
+    def used(self, c):
+      return self.asked_for
+
+  made = (
+      Declared(True, lag=("a.x", "a.y"), shown={"a.x": "{:g} steps"}),
+      Declared(False, lag=("b",), shown={"b": "b is {}"}),
+  )
+  monkeypatch.setattr(features, "declared", lambda: made)
+  assert feature.marked("shown") == {"a.x": "{:g} steps", "b": "b is {}"}
+  c = {"a": {"x": 0, "y": 3}, "b": 2}
+  assert feature.marked("lag", c) == {"a.x": True, "a.y": True}
+  assert feature.set_fields(c, "lag") == {"a.y": 3, "b": 2}
+  assert feature.marked("machine") == {}
+  assert feature.first(c, "terms") == ()
+  assert feature.first(c, "player") is None and not feature.judge(c)
 
 
 class Counted(feature.Part):
@@ -111,6 +147,7 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   assert len(feature.used(None)) == 3  # the second one is off
   parts = feature.start(None, None)
   assert parts.older() == "groups" and parts.beside() is None
+  assert feature.start(None, None).evaluated({}, 0) == {}
   assert parts.exchange(2, 0) == {"a/rows": 2, "b/rows": 2}
   saved, host = parts.arrays(), parts.host()
   assert (saved, host) == (dict(a=2, b=2), dict(a=10))

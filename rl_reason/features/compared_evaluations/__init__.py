@@ -27,8 +27,10 @@ def files(c) -> list[pathlib.Path]:
 
 
 class _ComparedEvaluations(feature.Declaration):
-  free = ("evaluate.against", "evaluate.models")
-  readers = {"evaluate.against": (files, "")}
+  marks = {
+      "free": ("evaluate.against", "evaluate.models"),
+      "readers": {"evaluate.against": (files, "")},
+  }
 
   def fields(self, c) -> None:
     config.extend(

@@ -19,7 +19,7 @@ from rl_reason.checks import run_directory, saved_config
 Policy = tuple[ml_collections.ConfigDict, pathlib.Path, str]
 # Fields that decide what is asked and how is sampled.
 _SAME = (
-    *feature.of_all("sampled"),
+    *feature.marked("sampled"),
     *("evaluate.", "task.", "data.template", "data.chat"),
     *("data.system", "rollout.max_prompt", "rollout.max_tokens"),
 )
@@ -88,8 +88,7 @@ def _of_model(config, name: str) -> ml_collections.ConfigDict:
   )
   out.model.path, out.tokenizer = config_lib.home(name), ""
   out.sft.steps, out.sft.reuse, out.sft.habits.steps = 0, "", 0
-  for one in feature.used(out):
-    config_lib.override(out, one.evaluated)
+  config_lib.override(out, feature.marked("evaluated"))
   out.evaluate.models = ""
   try:
     model_directory.resolve(out)

@@ -11,8 +11,19 @@ from rl_reason.base import config, feature
 from rl_reason.base.fields import field, path
 
 
+def _checkpoints(workdir: str) -> str:
+  """A hash of the checkpoints of RL: later stages add to a work directory."""
+  from rl_reason.checks import path_contents
+
+  return path_contents.of_files([pathlib.Path(workdir, "checkpoints", "rl")])
+
+
 class _ContinualLearning(feature.Declaration):
-  movable = ("rl.init",)
+  marks = {
+      "movable": ("rl.init",),
+      "content": {"rl.init": _checkpoints},
+      "all_sets": ("rl.init",),
+  }
   measures = {
       "forgetting/mean": (
           "forgetting",
@@ -37,17 +48,6 @@ class _ContinualLearning(feature.Declaration):
       yield "rl.init", (
           "there is no such directory; name the work directory of a run"
       )
-
-  def content(self, name: str, value: str) -> str | None:
-    """The checkpoints of RL: later stages add to a work directory."""
-    from rl_reason.checks import path_contents
-
-    if name != "rl.init":
-      return None
-    return path_contents.of_files([pathlib.Path(value, "checkpoints", "rl")])
-
-  def evaluates_all(self, c) -> bool:
-    return True
 
   def start(self, c, loop: feature.Loop) -> feature.Part:
     from rl_reason.features.continual_learning import continued_run

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from rl_reason import features
 from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import TrainState, Tree
@@ -78,7 +77,7 @@ def carry_over(
       c,
       "rl.init",
       pathlib.Path(c.rl.init) / "checkpoints" / "rl",
-      EQUAL + _of_features(),
+      EQUAL + (*feature.marked("policy"),),
       "--stage=all",
       say,
   )
@@ -118,18 +117,15 @@ def carry_over(
   )
 
 
-def _of_features() -> tuple[str, ...]:
-  return tuple(x for one in features.declared() for x in one.policy_fields)
-
-
 def _continued(
     c, where: str, name: str, own: TrainState, other: TrainState
 ) -> TrainState:
   """A network of step 0 with the parameters, and the moments, of another."""
   if _shapes(own.params) != _shapes(other.params):
+    shared = feature.marked("policy")
     raise RunError(
         f"{where}: the {name} of that run has another shape; make model.*,"
-        f" {''.join(f'{x}*, ' for x in _of_features())}tokenizer (or task.name"
+        f" {''.join(f'{x}*, ' for x in shared)}tokenizer (or task.name"
         " without one) and critic.head.* equal"
     )
   if not c.rl.init_optimizer:

@@ -30,7 +30,13 @@ class _Controllers(feature.Declaration):
           aliases={"adaptive": "adaptive_entropy"},
       ),
   }
-  other_names = {"kl_ctrl": "kl.controller.name"}
+  marks = {
+      "other_names": {"kl_ctrl": "kl.controller.name"},
+      "not_replayed": {
+          "kl.controller.": _MOVES,
+          "loss.entropy_controller.": _MOVES,
+      },
+  }
   remedies = {
       "Entropy collapse": (
           "loss.entropy_controller.name 'adaptive' with the early entropy as"
@@ -40,7 +46,6 @@ class _Controllers(feature.Declaration):
           "kl.controller.name 'adaptive' with a smaller `horizon`"
       ),
   }
-  not_replayed = {"kl.controller.": _MOVES, "loss.entropy_controller.": _MOVES}
 
   def fields(self, c) -> None:
     # adaptive: to a target KL

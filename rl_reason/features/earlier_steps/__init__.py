@@ -29,9 +29,11 @@ class _EarlierSteps(feature.Declaration):
           and f"{c.advantage.name} reads no earlier steps, as temporal does"
       )
   }
-  not_replayed = {
-      "advantage.history": "the history of the run has another length",
-      "advantage.history_ratio": "earlier steps are weighed as in the run",
+  marks = {
+      "not_replayed": {
+          "advantage.history": "the history of the run has another length",
+          "advantage.history_ratio": "earlier steps are weighed as in the run",
+      },
   }
 
   def fields(self, c) -> None:

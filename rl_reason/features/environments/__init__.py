@@ -88,29 +88,37 @@ class _Environments(feature.Declaration):
       "lines": "rl_reason.features.environments.lines:Lines",
       "python": "rl_reason.features.environments.python:Python",
   }
-  readers = {
-      "environment.name": (_read_name, "task.name"),
-      "environment.stop_strings": (_read_stop_strings, ""),
-  }
-  code = {"environment.name": ("", interrupt.NAME)}
-  machine = (
-      "environment.executor",
-      "environment.workers",
-      "environment.timeout",
-  )
-  sampled = ("environment.",)
-  elsewhere = (
-      "environment.max_turns",
-      "environment.turn_tokens",
-      "environment.phrase",
-  )
-  shown = {
-      "environment.name": "in the environment {}",
-      "loss.observation_nll": "NLL of observations, {:g}",
-  }
-  other_names = {
-      "max_tool_calling_iterations": "environment.max_turns",
-      "max_assistant_turns": "environment.max_turns",
+  marks = {
+      "readers": {
+          "environment.name": (_read_name, "task.name"),
+          "environment.stop_strings": (_read_stop_strings, ""),
+      },
+      "not_generated": {
+          "environment.name": (
+              "samples responses of a single turn: choose a task without an"
+              " environment"
+          )
+      },
+      "code": {"environment.name": ("", interrupt.NAME)},
+      "machine": (
+          "environment.executor",
+          "environment.workers",
+          "environment.timeout",
+      ),
+      "sampled": ("environment.",),
+      "elsewhere": (
+          "environment.max_turns",
+          "environment.turn_tokens",
+          "environment.phrase",
+      ),
+      "shown": {
+          "environment.name": "in the environment {}",
+          "loss.observation_nll": "NLL of observations, {:g}",
+      },
+      "other_names": {
+          "max_tool_calling_iterations": "environment.max_turns",
+          "max_assistant_turns": "environment.max_turns",
+      },
   }
 
   def fields(self, c) -> None:
@@ -139,13 +147,10 @@ class _Environments(feature.Declaration):
   def used(self, c) -> bool:
     return _has_environment(c)
 
-  def judge(self, c) -> str:
-    return "the environment"
+  def player(self, c) -> feature.Player:
+    from rl_reason.features.environments import played
 
-  def outcome(self, c):
-    from rl_reason.features.environments import turns
-
-    return turns.total
+    return played.Environment(self, c)
 
   def terms(self, c):
     from rl_reason.features.environments import observation_loss
@@ -155,14 +160,6 @@ class _Environments(feature.Declaration):
 
   def stop_strings(self, c) -> tuple[str, ...]:
     return tuple(c.environment.stop_strings)
-
-  def padding(self, c, rows: int):
-    import numpy as np
-
-    from rl_reason.features.environments import turns
-
-    shape = rows, c.rollout.max_tokens
-    return turns.Turns(np.zeros(shape, np.float32), np.zeros(shape, np.int32))
 
   def open(self, c, session):
     from rl_reason.features.environments import environment_runner
@@ -178,30 +175,12 @@ class _Environments(feature.Declaration):
         environment_seed=host_seed(c.seed, f"environments of {purpose}"),
     )
 
-  def play(self, c, session, rows, ids, sizes_N):
-    from rl_reason.devices.randomness import host_seed
-    from rl_reason.features.environments import episodes
-
-    seed = host_seed(c.seed, "environments of evaluate")
-    return episodes.Episodes(session.opened[self], rows, ids, sizes_N, seed)
-
   def demonstration(self, task, row, response, rng):
     from rl_reason.features.environments import factory
 
     if (make := factory.of_task(task)) is None:
       return None
     return factory.transcript(make(), row, response, rng)
-
-  def encoder(self, session):
-    return session.opened[self].observer.text
-
-  def not_generated(self, c) -> dict[str, str]:
-    return {
-        "environment.name": (
-            "samples responses of a single turn: choose a task without an"
-            " environment"
-        )
-    }
 
   def start(self, c, loop: feature.Loop) -> feature.Part:
     from rl_reason.features.environments import turn_metrics

@@ -16,7 +16,11 @@ _OF_STEP = {"past_rewards_H", "prefix_returns_BT"}
 
 
 class _GroupReplay(feature.Declaration):
-  movable = ("rollout.replay_from",)
+  marks = {
+      "movable": ("rollout.replay_from",),
+      "older_groups": ("rollout.replay",),
+      "older_policy": ("rollout.replay",),
+  }
 
   def fields(self, c) -> None:
     config.extend(
@@ -82,15 +86,6 @@ class _GroupReplay(feature.Declaration):
           "there is no such directory; name one of --stage=generate, such as"
           " WORKDIR/generated/STEP"
       )
-
-  def older_policies(self, c) -> list[str]:
-    return ["rollout.replay"]
-
-  def older_rows(self, c) -> int:
-    return c.rollout.replay * c.rollout.group_size
-
-  def shared(self, c) -> dict[str, int]:
-    return {"rollout.replay": c.rollout.replay}
 
   def arrays(self, c) -> dict:
     from rl_reason.features.group_replay import older_groups

@@ -18,17 +18,19 @@ def _targets(c) -> tuple[str, ...]:
 
 
 class _LowRank(feature.Declaration):
-  policy_fields = ("lora.",)
-  evaluated = {"lora.rank": 0}
-  published = ("lora.targets",)
-  other_names = {
-      "lora_r": "lora.rank",
-      "lora_rank": "lora.rank",
-      "lora_alpha": "lora.alpha",
-      "lora_target_modules": "lora.targets",
-      "target_modules": "lora.targets",
+  marks = {
+      "policy": ("lora.",),
+      "evaluated": {"lora.rank": 0},
+      "published": ("lora.targets",),
+      "other_names": {
+          "lora_r": "lora.rank",
+          "lora_rank": "lora.rank",
+          "lora_alpha": "lora.alpha",
+          "lora_target_modules": "lora.targets",
+          "target_modules": "lora.targets",
+      },
+      "less_memory": ("lora.rank",),
   }
-  less_memory = ("lora.rank",)
 
   def fields(self, c) -> None:
     c.lora = section(  # of RL; SFT and critics train all parameters

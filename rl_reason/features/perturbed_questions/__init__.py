@@ -13,8 +13,10 @@ def _names(c) -> list[str]:
 
 
 class _PerturbedQuestions(feature.Declaration):
-  free = ("evaluate.perturb",)
-  readers = {"evaluate.perturb": (_names, "task.name")}
+  marks = {
+      "free": ("evaluate.perturb",),
+      "readers": {"evaluate.perturb": (_names, "task.name")},
+  }
 
   def fields(self, c) -> None:
     # --stage=evaluate: copies: paraphrase, distractor, numbers, names

@@ -56,7 +56,7 @@ class _PrefixValues(feature.Declaration):
     ):
       if value != off:
         yield field, f"{name} continues prefixes of responses: use {off!r}"
-    if feature.sizes(c) is not None:
+    if feature.first(c, "sizes") is not None:
       yield "rollout.group_sizes.name", (
           f"{name} continues prefixes of responses: use 'equal'"
       )

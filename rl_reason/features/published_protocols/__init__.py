@@ -9,7 +9,9 @@ from rl_reason.base.fields import choice
 
 
 class _PublishedProtocols(feature.Declaration):
-  free = ("evaluate.sampling",)
+  marks = {
+      "free": ("evaluate.sampling",),
+  }
 
   def fields(self, c) -> None:
     config.extend(

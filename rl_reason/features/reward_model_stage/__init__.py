@@ -32,10 +32,12 @@ class _RewardModelStage(feature.Declaration):
           other_names=("rm",),
       )
   }
-  smoke = {"reward_model.steps": 20, "reward_model.evaluate_pairs": 64}
-  sources = ("reward_model.samples",)
-  movable = ("reward_model.init",)
-  readers = {name: (_mixture(name), "") for name in _STYLES}
+  marks = {
+      "smoke": {"reward_model.steps": 20, "reward_model.evaluate_pairs": 64},
+      "sources": ("reward_model.samples",),
+      "movable": ("reward_model.init",),
+      "readers": {name: (_mixture(name), "") for name in _STYLES},
+  }
 
   def fields(self, c) -> None:
     c.reward_model = section(  # --stage=reward_model

@@ -6,8 +6,10 @@ see README.md.
 
 from collections.abc import Iterator
 
-from rl_reason.base import config, feature
+from rl_reason.base import feature
 from rl_reason.base.fields import number, path, section
+
+_STREAMS = ("streams.sft", "streams.text")  # their coefficients
 
 
 def _coefs(c) -> dict[str, float]:
@@ -16,10 +18,15 @@ def _coefs(c) -> dict[str, float]:
 
 
 class _RowsBesideRL(feature.Declaration):
-  sources = ("streams.text_sources",)
-  shown = {
-      "streams.sft": "SFT during RL, {:g}",
-      "streams.text": "language modelling during RL, {:g}",
+  marks = {
+      "imitates": ("streams.sft",),
+      "unreplayed": dict.fromkeys(_STREAMS, "has the gradient of RL alone"),
+      "learned_rows": {f"{x}_batch": x for x in _STREAMS},
+      "sources": ("streams.text_sources",),
+      "shown": {
+          "streams.sft": "SFT during RL, {:g}",
+          "streams.text": "language modelling during RL, {:g}",
+      },
   }
 
   def fields(self, c) -> None:
@@ -45,16 +52,6 @@ class _RowsBesideRL(feature.Declaration):
   def rules(self, c) -> Iterator[feature.Rule]:
     if c.streams.text and not c.streams.text_sources:
       yield "streams.text", "has no rows: name files in streams.text_sources"
-
-  def imitates(self, c) -> bool:
-    return bool(c.streams.sft)
-
-  def unreplayed(self, c) -> dict[str, str]:
-    return {f"streams.{x}": "has the gradient of RL alone" for x in _coefs(c)}
-
-  def learned(self, c) -> dict[str, int]:
-    names = [f"streams.{x}_batch" for x in _coefs(c)]
-    return {name: config.at(c, name) for name in names}
 
   def gradient(self, c, cfg):
     from rl_reason.features.rows_beside_rl import streams

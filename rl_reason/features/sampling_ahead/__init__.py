@@ -17,17 +17,22 @@ def _clips_at_the_sampler(c) -> bool:
 
 
 class _SamplingAhead(feature.Declaration):
-  progress = {"rl.staleness": bool}  # none is sampled beyond the last step
-  one_process = {
-      "rl.staleness": "threads would start programs in different orders"
-  }
-  other_names = {
-      "max_staleness": "rl.staleness",
-      "off_policy_steps": "rl.staleness",
-  }
-  shown = {
-      "rl.staleness": "batches sampled at most {:g} steps ahead",
-      "mesh.rollout": "{:g} devices that only sample",
+  marks = {
+      "samplers": ("mesh.rollout",),
+      "lag": ("rl.staleness",),
+      "older_policy": ("rl.staleness",),
+      "progress": {"rl.staleness": bool},
+      "one_process": {
+          "rl.staleness": "threads would start programs in different orders"
+      },
+      "other_names": {
+          "max_staleness": "rl.staleness",
+          "off_policy_steps": "rl.staleness",
+      },
+      "shown": {
+          "rl.staleness": "batches sampled at most {:g} steps ahead",
+          "mesh.rollout": "{:g} devices that only sample",
+      },
   }
 
   def fields(self, c) -> None:
@@ -89,15 +94,6 @@ class _SamplingAhead(feature.Declaration):
       yield from machine_checks.uneven(
           c, machine_checks.sampled(c), samplers // tensor, sizes
       )
-
-  def samplers(self, c) -> int:
-    return c.mesh.rollout
-
-  def lag(self, c) -> int:
-    return c.rl.staleness
-
-  def older_policies(self, c) -> list[str]:
-    return ["rl.staleness"]
 
   def arrays(self, c) -> dict:
     from rl_reason.features.sampling_ahead import ahead

@@ -199,7 +199,7 @@ def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
   An extreme group may be as large as a whole round if groups are unequal.
   """
   group = c.rollout.group_size
-  if feature.sizes(c) is not None:
+  if feature.first(c, "sizes") is not None:
     group = c.dynamic_sampling.batches * c.rollout.batch
   rows = collectors.empty_rows(c, c.rollout.batch)
   extremes = collectors.empty_rows(c, len(EXTREMES) * group)

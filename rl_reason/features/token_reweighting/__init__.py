@@ -11,7 +11,9 @@ from rl_reason.base.fields import number
 
 
 class _TokenReweighting(feature.Declaration):
-  other_names = {"top_entropy_quantile": "loss.top_entropy"}
+  marks = {
+      "other_names": {"top_entropy_quantile": "loss.top_entropy"},
+  }
 
   def fields(self, c) -> None:
     config.extend(

@@ -21,6 +21,8 @@ class _UnequalGroups(feature.Declaration):
       )
   }
 
+  marks = {"types": ("rollout.group_sizes.name",)}
+
   def fields(self, c) -> None:
     c.rollout.group_sizes = function("group_sizes")  # by_length, by_variance
 
@@ -33,9 +35,6 @@ class _UnequalGroups(feature.Declaration):
       yield "rollout.group_sizes.args.least", (
           f"must not exceed rollout.group_size = {c.rollout.group_size}"
       )
-
-  def reads_types(self, c) -> str:
-    return "rollout.group_sizes.name"
 
   def sizes(self, c):
     from rl_reason.base import functions

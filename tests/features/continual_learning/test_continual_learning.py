@@ -101,8 +101,7 @@ def test_each_evaluation_measures_forgetting_and_says_it(tmp_path, capsys):
   session = types.SimpleNamespace(output=output)
   loop = feature.Loop(*(None,) * len(feature.Loop._fields))
   loop = loop._replace(session=session)
-  (one,) = feature.used(c)
-  assert one.evaluates_all(c)
+  assert feature.set_fields(c, "all_sets")
   found = feature.start(c, loop).evaluated(line(2, a=0.5), 2)
   assert found["val-aux/a/forgetting/mean"] == pytest.approx(0.1)
   assert "forgetting of a: +10.0 points" in capsys.readouterr().out
