@@ -167,9 +167,6 @@ def add(c) -> None:
       init=choice("policy", "scratch", "exported"),  # of the trunk
       path=path(),  # of an exported critic, or a reward model
       head=function("critic_head", "scalar"),  # or gated, categorical
-      value_mixture=function(  # with the pretrained critic
-          "value_mixture", needs="critic.pretrain_steps"
-      ),
   )
   extend(
       "updates",

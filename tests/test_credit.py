@@ -113,7 +113,6 @@ def arrays(**changes):
       sampler_logps_BT=np.where(MASK_BT, -1 + 0.3 * noise(), 0).astype(F),
       entropy_BT=rng.uniform(size=(4, 3)).astype(F),
       values_BT=noise().astype(F),
-      pretrained_BT=noise().astype(F),
       progress=F(0.5),
       kl_coef=F(0.1),
       past_rewards_H=np.array([1, 0, 0.5], F),
@@ -422,28 +421,6 @@ def test_targets_of_value_pretraining():
   assert not got["advantages_BT"].any()
   close(got["rewards_B"], REWARDS_B)
   close(got["metrics"]["critic/values/mean"], 0.5)
-
-
-def per_token(rewards_B):
-  return np.where(MASK_BT, np.array(rewards_B, F)[:, None], 0)
-
-
-def test_a_mixture_of_the_pretrained_and_the_learning_critic():
-  """w = 1/2 exp(-1/2) / (1 + 2 * 3/4); only the policy sees it."""
-  rows = arrays(
-      values_BT=per_token(0.5 * REWARDS_B),
-      pretrained_BT=per_token([7, 7, 7, 7]),
-  )
-  mixture = functools.partial(
-      variants.mixture, mix=0.5, decay=1.0, reliability=2.0
-  )
-  keys = dict(critic_lam=0.0, value_mixture=mixture)
-  got = assign(rows, "gae", {"lam": 1.0}, **keys)
-  w = 0.5 * np.exp(-0.5) / 2.5
-  value_B = w * 7 + (1 - w) * 0.5 * REWARDS_B
-  close(got["advantages_BT"], per_token(REWARDS_B - value_B))
-  alone = assign(rows, "gae", {"lam": 1.0}, critic_lam=0.0)
-  close(got["returns_BT"], alone["returns_BT"])
 
 
 def undecided(advantages_BT, entropy_BT, mask_BT):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from rl_reason.algorithms import advantage_variants, variants
+from rl_reason.algorithms import advantage_variants
 from rl_reason.base import config, functions
 from rl_reason.checks import config_checks, config_facts
+from rl_reason.features.mixed_values import critic_mixture
 
 PAGE = (ROOT / "docs" / "guide_presets.md").read_text()
 LAMBDA, MIXTURE = "advantage.args", "critic.value_mixture.args"
@@ -83,7 +84,7 @@ def test_a_preset_is_ten_lines(name):
 def test_the_mixture_of_vapo():
   """w0 exp(-kappa t): .8 at the start, .8 / e in the middle, without EV."""
   mixture = functions.bind("value_mixture", preset("vapo").critic.value_mixture)
-  assert mixture.func is variants.mixture
+  assert mixture.func is critic_mixture.mixture
   ones, zeros = np.ones((1, 1)), np.zeros((1, 1))
   got = [float(mixture(ones, zeros, t, 0.0)[0, 0]) for t in (0.0, 0.5)]
   assert got == pytest.approx([0.8, 0.8 / np.e], rel=1e-6)

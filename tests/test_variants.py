@@ -16,7 +16,6 @@ from by_hand import (
     floats,
     ids,
     public,
-    same,
 )
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
@@ -170,43 +169,6 @@ def test_bootstrap_matches_numpy(rewards_B, truncated_B, groups_B):
   # The reward of a truncated response does not count.
   other_B = np.where(truncated_B, 77.0, rewards_B)
   close(bootstrap(other_B, truncated_B, groups_B), wanted, **NEAR["float32"])
-
-
-# --- values ------------------------------------------------------------------
-
-
-@DTYPES
-def test_mixture_by_hand(dtype):
-  """w = .8 exp(-ln 2) / (1 + 3 * .5) = .16: .16 * 10 + .84 * 20 = 18.4.
-
-  Explained variance counts as 0 below (w = .4) and as 1 above (w = .1).
-  """
-  keys = dict(mix=0.8, decay=np.log(2), reliability=3.0)
-  for explained, wanted in [(0.5, 18.4), (-9.0, 16.0), (7.0, 19.0)]:
-    inputs = [[10.0]], [[20.0]], 1.0, explained
-    got = variant("mixture", *inputs, dtype=dtype, **keys)
-    close(got, [[wanted]], **NEAR[dtype])
-  # Defaults: 1/2 exp(-1) / (1 + 1/2).
-  got = variant("mixture", [[1.0]], [[0.0]], 1.0, 0.5, dtype=dtype)
-  close(got, [[1 / (3 * np.e)]], rtol=1e-6)
-
-
-@given(
-    old_BT=floats(3, 4),
-    values_BT=floats(3, 4),
-    progress=st.sampled_from([0.0, 0.5, 1.0]),
-    explained=st.sampled_from([-1.0, 0.0, 0.25, 1.0]),
-)
-@QUICK
-def test_mixture_matches_numpy(old_BT, values_BT, progress, explained):
-  inputs = old_BT, values_BT, progress, explained
-  mixture = functools.partial(variant, "mixture", *inputs)
-  keys = dict(mix=0.75, decay=2.0, reliability=3.0)
-  wanted = reference.mixture(*inputs, *keys.values())
-  close(mixture(**keys), wanted, **NEAR["float32"])
-  # The ends: none of the pretrained critic, all of it.
-  same(mixture(mix=0.0), values_BT)
-  same(mixture(mix=1.0, decay=0.0, reliability=0.0), old_BT)
 
 
 @DTYPES

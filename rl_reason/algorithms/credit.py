@@ -133,7 +133,6 @@ def assign(
     whiten: bool = False,
     gamma: float = 1.0,
     critic_lam: float = 1.0,
-    value_mixture: Callable[..., Array] | None = None,
     kl: str = "none",
     kl_in_reward: bool = False,
     adjustments: Sequence[Callable[..., Array]] = (),
@@ -143,13 +142,12 @@ def assign(
 
   Args:
     rows: rewards_B (`outcome`), age_B (-1 for padding), the arrays above that
-      are used, ref_logps_BT, sampler_logps_BT, pretrained_BT and kl_coef.
+      are used, ref_logps_BT, sampler_logps_BT and kl_coef.
     advantage: a function of `advantages`, keywords bound.
     groups: 'prompt', 'type' or 'batch': which rows share a baseline.
     whiten: whiten the advantages over all tokens.
     gamma: discount per token, of the critic's targets.
     critic_lam: lambda of the critic's targets, decoupled from the policy's.
-    value_mixture: None or `variants.mixture`, keywords bound.
     kl: estimator of the KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     kl_in_reward: subtract kl_coef * KL from the rewards.
     adjustments: functions of these arrays and of advantages_BT, which they
@@ -188,17 +186,13 @@ def assign(
       valid_B=valid_B,
   )
 
-  # Targets come from the critic's own values; only the policy uses a mixture.
+  # Targets of the critic.
   returns_BT = jnp.zeros_like(rewards_BT)
   if "values_BT" in rows:
     returns_BT, critic_metrics = targets(
         rewards_BT, rows["values_BT"], mask_BT, gamma=gamma, lam=critic_lam
     )
     metrics |= critic_metrics
-    if value_mixture is not None:
-      explained = critic_metrics["critic/vf_explained_var"]
-      inputs = rows | dict(explained_variance=explained)
-      rows["values_BT"] = call_by_name(value_mixture, inputs)
 
   # Advantages: one number of a response goes to all of its tokens.
   found = call_by_name(advantage, rows | dict(rows=rows))

@@ -21,7 +21,6 @@ from rl_reason.base.structs import (
     NO_SCORE,
     Array,
     NonNegative,
-    UnitInterval,
     call_by_name,
 )
 
@@ -228,34 +227,6 @@ def _added(
   }
   added["outcome"] = rewards_B - sum(added.values())
   return added
-
-
-# --- values ------------------------------------------------------------------
-
-
-def mixture(
-    pretrained_BT: Array,
-    values_BT: Array,
-    progress: Array,
-    explained_variance: Array,
-    *,
-    mix: UnitInterval = 0.5,
-    decay: NonNegative = 1.0,
-    reliability: NonNegative = 1.0,
-) -> Array:
-  """w V_pretrained + (1 - w) V, with w falling over training.
-
-  w = mix exp(-decay progress) / (1 + reliability * explained_variance).
-
-  pretrained_BT are the values of the critic after pretraining, values_BT those
-  of the critic in training, explained_variance is that of the latter. Keywords:
-  mix is w at the start, decay its rate of decay over training, reliability how
-  much it decreases with the explained variance.
-  """
-  share = mix * jnp.exp(-decay * progress)
-  # Clipped: a negative explained variance would raise w, or flip its sign.
-  share = share / (1 + reliability * jnp.clip(explained_variance, 0, 1))
-  return share * pretrained_BT + (1 - share) * values_BT
 
 
 def past_weights(

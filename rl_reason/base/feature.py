@@ -29,6 +29,7 @@ class Loop(NamedTuple):
     collector: of the batches; a `collect.RolloutCollector`.
     session: what the run has opened; a `stages.Session`.
     frozen: parameters that the policy reads beside learned ones; None without.
+    values: plan -> values of the critic that RL starts from, [B, T].
   """
 
   signal: Any
@@ -36,6 +37,7 @@ class Loop(NamedTuple):
   collector: Any
   session: Any
   frozen: Any = None
+  values: Any = None
 
 
 class Part:
@@ -56,8 +58,11 @@ class Part:
     """Sees a batch with its old log-probs; returns metrics."""
     return {}
 
-  def inputs(self, params: Any) -> dict[str, Any]:
-    """Arrays for functions that name them; `params` are of the policy."""
+  def inputs(self, params: Any, plan: Any) -> dict[str, Any]:
+    """Arrays for functions that name them.
+
+    `params` are of the policy, and `plan` packs the rows of the step.
+    """
     return {}
 
   def beside(self) -> Any:
@@ -317,6 +322,14 @@ class Declaration:
   def coefs(self, c: Any) -> set[str]:
     """Coefficients of the loss that its part moves."""
     return set()
+
+  def advantage(self, c: Any, advantage: Any) -> Any:
+    """The advantage function, in place of that of the core.
+
+    It is called with the arrays of credit that its parameters name, and with
+    all of them, `rows`.
+    """
+    return advantage
 
   def reduction(self, c: Any, reduction: Any) -> Any:
     """The loss aggregation, in place of that of the core."""

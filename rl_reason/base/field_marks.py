@@ -9,6 +9,7 @@ it is read in all of these places; `feature.marked` joins the tables.
 NAMES = {
     "all_sets": "if it is set, each evaluation has all held-out sets",
     "elsewhere": "an evaluation may have other values than the run",
+    "first_critic": "each step reads the critic that RL starts from",
     "free": "a run may resume with other values: no number of it changes",
     "imitates": "above 0, the run learns from responses of rows, as SFT does",
     "lag": "RL steps, at most, from the sampling of a batch to its update",
@@ -19,6 +20,7 @@ NAMES = {
     "older_policy": "above 0, updates see rows of an older policy",
     "policy": "a run must share it with the run whose policy it continues",
     "published": "a model card may have its text",
+    "replayed": "gives the batch of a step another credit or another update",
     "sampled": "decides which responses are sampled, and how they are rewarded",
     "samplers": "how many devices only sample, the last ones",
     "sources": "has sources of rows, as data.train has; files are movable",

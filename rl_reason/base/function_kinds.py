@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_reason import features
 
@@ -19,6 +19,8 @@ class Kind(NamedTuple):
     aliases: other names of functions.
     removed: names of earlier versions -> what is closest now; the attic of
       docs/scope.md has the last commit.
+    results: the axes of the array that a function returns, or alternatives; a
+      user's function is traced with them before a run, and not at all without.
   """
 
   field: str
@@ -27,8 +29,11 @@ class Kind(NamedTuple):
   off: str = ""
   aliases: Mapping[str, str] = {}
   removed: Mapping[str, str] = {}
+  results: tuple[Any, ...] = ()
 
 
+# Further entries of a surrogate's dict are not read.
+OF_SURROGATE = ("BT", dict(clipped="BT", clipped_lower="BT"))
 _ADVANTAGES = ("advantages", "advantage_variants", "process")
 _VARIANTS = ("algorithms.variants",)
 _CORE = {
@@ -38,6 +43,7 @@ _CORE = {
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
         lengths_B mask_BT logps_BT entropy_BT squares_BT values_BT
         step_rewards_BT step_ends_BT progress parts""".split()),
+        results=("B", "BT", "B1"),
     ),
     "surrogate": Kind(
         "surrogate",
@@ -46,15 +52,20 @@ _CORE = {
             *("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
             "sampler_logps_BT",
         ),
+        results=(OF_SURROGATE,),
     ),
     "reduction": Kind(
-        "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")
+        "reduction",
+        ("algorithms.reductions",),
+        ("mask_BT", "groups_B"),
+        results=("BT",),
     ),
     "correction": Kind(
         "correction",
         ("algorithms.corrections",),
         ("old_logps_BT", "sampler_logps_BT", "mask_BT", "advantages_BT"),
         off="none",
+        results=("BT", "B1"),
     ),
     "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
     "outcome": Kind(
@@ -67,20 +78,16 @@ _CORE = {
                 " reward.overlong_buffer"
             )
         },
+        results=("B",),
     ),
     "length_penalty": Kind(
         "reward.length_penalty",
         _VARIANTS,
         ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
         off="none",
+        results=("B",),
     ),
     "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
-    "value_mixture": Kind(
-        "critic.value_mixture",
-        _VARIANTS,
-        ("pretrained_BT", "values_BT", "progress", "explained_variance"),
-        off="none",
-    ),
 }
 
 

@@ -35,7 +35,6 @@ LEARNS = (
     "advantage.",
     "correction.",
     "critic.lam",
-    "critic.value_mixture.",
     "kl.",
     "loss.",
     "optimizer.",
@@ -57,6 +56,11 @@ OTHERS = {
     "rollout.": "decides which responses are sampled",
 }
 LATER = ("checkpoint.", "evaluate.", "export.", "generate.", "log.", "serve.")
+
+
+def learns() -> tuple[str, ...]:
+  """`LEARNS`, and such fields of features."""
+  return LEARNS + (*feature.marked("replayed"),)
 
 
 def machine() -> tuple[str, ...]:
@@ -122,19 +126,19 @@ def _why_not(own, c, name: str) -> str:
   """Why a field cannot change in a replay; '' if it can."""
   takes = (
       "; --stage=replay gives the batch of the step another credit or another"
-      f" update: {', '.join(f'{x}*' if x[-1] == '.' else x for x in LEARNS)}"
+      f" update: {', '.join(f'{x}*' if x[-1] == '.' else x for x in learns())}"
   )
-  learns = name.startswith(LEARNS)
+  credited = name.startswith(learns())
   others = OTHERS.copy()
   others |= dict.fromkeys(feature.marked("sampled"), others["rollout."])
   others |= feature.marked("not_replayed")
   for prefix, why in others.items():
     same = name == prefix or (prefix[-1] == "." and name.startswith(prefix))
-    if same and not (prefix == "critic." and learns):
+    if same and not (prefix == "critic." and credited):
       return why + takes
   if name.startswith(LATER):
     return f"changes nothing that a replay shows{takes}"
-  if not learns:
+  if not credited:
     return f"decides the policy or the prompts of the step{takes}"
   if name.startswith("reward."):
     return _why_not_reward(own, c, name)

@@ -21,18 +21,6 @@ from rl_reason.base.structs import call_by_name
 from rl_reason.checks import own_functions
 from rl_reason.checks.rules import Faults
 
-# Further entries of a surrogate's dict are not read.
-_SURROGATE = ("BT", dict(clipped="BT", clipped_lower="BT"))
-# What a function of a kind returns: the axes of each array, or alternatives.
-RESULTS: dict[str, tuple[Any, ...]] = {
-    "advantage": ("B", "BT", "B1"),
-    "surrogate": (_SURROGATE,),
-    "reduction": ("BT",),
-    "correction": ("BT", "B1"),
-    "outcome": ("B",),
-    "length_penalty": ("B",),
-    "value_mixture": ("BT",),
-}
 # By the last word of a name; float32 without.
 _DTYPES = dict.fromkeys(("mask", "valid", "ends"), "bool") | dict.fromkeys(
     ("groups", "types", "problems", "lengths", "turns"), "int32"
@@ -70,7 +58,7 @@ def check(c) -> None:
       faults.add([f"{what}: raises, when it is traced, {raised}"])
       continue
     if kind == "surrogate" and isinstance(found, tuple) and len(found) == 2:
-      read = _SURROGATE[1].keys() & set(found[1])
+      read = function_kinds.OF_SURROGATE[1].keys() & set(found[1])
       found = found[0], {name: found[1][name] for name in read}
     if kind == "advantage" and isinstance(found, tuple):
       found = found[0]  # the others are metrics
@@ -92,12 +80,13 @@ def check(c) -> None:
 
 def _functions(c) -> Iterator[tuple[str, Callable, Any, tuple[Any, ...], str]]:
   """What names a function of the user, its inputs, results and kind."""
-  for kind, wanted in RESULTS.items():
-    known = function_kinds.KINDS[kind]
+  for kind, known in function_kinds.KINDS.items():
+    if not known.results:
+      continue
     section = config_lib.at(c, known.field)
     if ":" in section.name:
-      what = f"{known.field}.name = {section.name!r}"
-      yield what, functions.bind(kind, section), known.inputs, wanted, kind
+      what, inputs = f"{known.field}.name = {section.name!r}", known.inputs
+      yield what, functions.bind(kind, section), inputs, known.results, kind
   for x in own_functions.terms(c):
     what = f"loss.terms = {x.label!r}"
     yield what, x.function, own_functions.OF_LOSS, ("BT", "B1"), "term"

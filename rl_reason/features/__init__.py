@@ -28,6 +28,7 @@ FEATURES = (
     "sampling_ahead",
     "low_rank",
     "environments",
+    "mixed_values",
 )
 
 

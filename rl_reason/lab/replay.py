@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.base.structs import Array, Batch, Experience, TrainState, Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
@@ -71,10 +71,11 @@ def run(c, session: Session, which: str) -> pathlib.Path:
   if jax.process_count() > 1:
     raise ConfigError("--stage=replay: runs in one process: no --distributed")
   own = _own(c, workdir)
+  # All other fields were compared before.
   changes = {
       name: x
       for name, x in replay_rules.changes(config_lib.flat(own), c).items()
-      if name.startswith(replay_rules.LEARNS)  # all others were compared before
+      if name.startswith(replay_rules.learns())
   }
   _require_moments(own, c, model)
   step = _step(which, own, workdir)
@@ -391,9 +392,8 @@ class Watch:
       plan: packing.PackingPlan,
       credit: dict[str, Array],
       batch: Batch,
-      frozen: Tree | None,
+      loop: feature.Loop,
       first: Tree,
-      critic: Tree | None,
   ) -> None:
     """Sees a step of `rl.train` before its update."""
     if state.step + 1 != self._step:
@@ -409,14 +409,13 @@ class Watch:
           state,
           inputs,
           rows,
-          frozen=frozen,
+          loop=loop,
           first=first,
-          critic=critic,
           model=self._model,
           output=self._output,
       )
       updates.append((self._other, make()))
-    self.found = self._take(state, frozen, updates)
+    self.found = self._take(state, loop.frozen, updates)
 
   def _take(self, state: Any, frozen: Tree | None, updates: list) -> Found:
     """Takes the optimizer steps of both configs, side by side."""
@@ -500,9 +499,8 @@ def credited(
     inputs: dict[str, Array],
     rows: Experience,
     *,
-    frozen: Tree | None,
+    loop: feature.Loop,
     first: Tree,
-    critic: Tree | None,
     model: Model,
     output: Output,
 ) -> Update:
@@ -514,21 +512,20 @@ def credited(
     state: `rl_state.RLState` before the update.
     inputs: of the run's credit; an array that they lack is computed.
     rows: of the run's batch.
-    frozen: parameters of the policy beside those that are learned, or None.
+    loop: what the run has before its loop.
     first: learned parameters of step 0, of the reference of a KL.
-    critic: the pretrained critic, or None.
     model: shapes and devices.
     output: its screen shows what compiles.
   """
-  cfg, critic_cfg, mesh = model
+  cfg, _, mesh = model
   display = output.display
-  policy = functools.partial(optimizers.learned(c).read, frozen=frozen)
+  policy = functools.partial(optimizers.learned(c).read, frozen=loop.frozen)
   on_policy = config_facts.on_policy(c)
   plan_rows = build_step.planner(c, mesh)
   plan = plan_rows(rows.rollouts, state.step)
   logps = build_step.logps(c, cfg, mesh, display)
   of_policy = ("entropy_BT", "squares_BT")
-  names = ("ref_logps_BT", "values_BT", "pretrained_BT", *of_policy)
+  names = ("ref_logps_BT", "values_BT", *of_policy)
   arrays = {name: inputs.get(name) for name in names}
   if on_policy:
     rows = with_old_logps(rows, None)
@@ -543,11 +540,6 @@ def credited(
     arrays["ref_logps_BT"] = None
   elif arrays["ref_logps_BT"] is None:
     arrays["ref_logps_BT"] = logps(policy(first), plan)[0]
-  if c.critic.value_mixture.name == "none":
-    arrays["pretrained_BT"] = None
-  elif arrays["pretrained_BT"] is None:
-    values = build_step.values(critic_cfg, mesh, display)
-    arrays["pretrained_BT"] = values(critic, plan)
   coefs = {name: state.coefs[name] for name in ("kl", "entropy")}
   if c.kl.coef != own.kl.coef:
     coefs["kl"] = c.kl.coef
@@ -559,7 +551,11 @@ def credited(
       progress=np.float32(state.step / c.rl.steps),
       kl_coef=np.float32(coefs["kl"]),
   )
-  inputs |= state.parts.inputs(policy(state.policy.params))
+  params = policy(state.policy.params)
+  inputs |= state.parts.inputs(params, plan)
+  for one in feature.used(c):
+    if not one.used(own):  # its part is none of the run's
+      inputs |= one.start(c, loop).inputs(params, plan)
   assign = build_step.credit(
       c, build_step.reward(c), mesh, display, on_policy=on_policy
   )

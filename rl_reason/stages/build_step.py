@@ -177,6 +177,8 @@ def credit(
         "linear": variants.with_linear_shares,
     }
     advantage = functools.partial(with_shares[shared], advantage=advantage)
+  for one in feature.used(c):
+    advantage = one.advantage(c, advantage)
   found = [one.adjustment(c) for one in feature.used(c)]
   assign = functools.partial(
       credit_lib.assign,
@@ -185,7 +187,6 @@ def credit(
       whiten=c.advantage.whiten,
       gamma=config_facts.discount(c),
       critic_lam=c.critic.lam,
-      value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
       kl=c.kl.kind
       if config_facts.estimates_kl(c) and not on_policy
       else "none",

@@ -91,8 +91,8 @@ def resumed(
     own = c.critic.pretrain_steps and not c.critic.reuse
     if own and not _is_complete(output, "value"):
       lost = f"{output.workdir}: its value pretraining is not complete"
-      if c.critic.value_mixture.name != "none":
-        needed = "for critic.value_mixture"
+      fields = feature.marked("first_critic", c)
+      needed = " and ".join(f"for {x}" for x in fields)
     else:
       critic_params, counters = pretrain(params)
   if not lost:

@@ -59,7 +59,7 @@ def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
     teacher = flops_per_token(c, reference_shape(c, cfg))
     count += passes * teacher / flops_per_token(c, cfg)
   if config_facts.has_critic(c):
-    count += 1 + learning + (c.critic.value_mixture.name != "none")
+    count += 1 + learning
   return count
 
 

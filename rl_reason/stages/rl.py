@@ -130,6 +130,7 @@ def train(
       collector,
       session,
       frozen,
+      functools.partial(critic_values, critic_params),
   )
   state = initial_state(
       c,
@@ -154,7 +155,6 @@ def train(
       output=output,
   )
   total = c.rl.steps
-  mixes_values = c.critic.value_mixture.name != "none"
   batch_options = config_facts.batch_options(c)
   # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
@@ -223,11 +223,9 @@ def train(
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.
-      values_BT = pretrained_BT = None
+      values_BT = None
       if state.critic is not None:
         values_BT = critic_values(state.critic.params, plan)
-      if mixes_values:
-        pretrained_BT = critic_values(critic_params, plan)
       clock.lap("values")
 
       # Credit: rewards, then advantages and the critic's targets.
@@ -235,13 +233,12 @@ def train(
           rows,
           ref_logps_BT=ref_logps_BT,
           values_BT=values_BT,
-          pretrained_BT=pretrained_BT,
           entropy_BT=entropy_BT,
           squares_BT=squares_BT,
           progress=np.float32(state.step / total),
           kl_coef=np.float32(state.coefs["kl"]),
       )
-      inputs |= state.parts.inputs(params)
+      inputs |= state.parts.inputs(params, plan)
       credit = assign_credit(inputs)
       clock.lap("adv")
 
@@ -260,7 +257,7 @@ def train(
       clock.lap("host")
       if replay is not None:
         of_step = dict(rows=rows, plan=plan, credit=credit, batch=batch)
-        models = dict(frozen=frozen, first=first, critic=critic_params)
+        models = dict(loop=loop, first=first)
         replay.watch(state, inputs, data_M, coefs, **of_step, **models)
       state.policy, actor_metrics = update(
           state.policy, *data_M, coefs, frozen, compared, state.parts.beside()

@@ -158,7 +158,7 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   assert parts.arrays() == dict(a=0, b=0) and made[0].open
   parts.close()
   assert not made[0].open and not made[3].open
-  assert feature.Part().inputs(None) == feature.Part().arrays() == {}
+  assert feature.Part().inputs(None, None) == feature.Part().arrays() == {}
 
 
 def further(c, session, params):

@@ -20,6 +20,7 @@ from rl_reason.algorithms import (
     values,
     variants,
 )
+from rl_reason.features.mixed_values import critic_mixture
 from rl_reason.features.token_reweighting import token_factors
 from rl_reason.features.unequal_groups import group_sizes
 
@@ -61,7 +62,7 @@ def lambda_by_offset():
 
 def value_mixture():
   """Share of the pretrained value at an explained variance of -2."""
-  ours = variants.mixture(1.0, 0.0, 0.0, -2.0, mix=0.5)
+  ours = critic_mixture.mixture(1.0, 0.0, 0.0, -2.0, mix=0.5)
   return 0.5 / (1 - 2), ours
 
 

@@ -134,7 +134,7 @@ class EarlierSteps(feature.Part):
         credit_inputs, logps=logps, batch=batch, ratio_limit=ratio_limit
     )
 
-  def inputs(self, params: Tree) -> dict[str, Array]:
+  def inputs(self, params: Tree, plan: Any) -> dict[str, Array]:
     """Rewards, prompts and importance weights of earlier responses."""
     return self._inputs(self.history, params)
 
