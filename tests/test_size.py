@@ -10,7 +10,7 @@ import jax
 import pytest
 from conftest import ROOT
 
-from bench.memory import aot, size as size_bench, slices
+from bench.memory import aot, hardware, size as size_bench, slices
 from bench.speed import dtype, programs
 from rl_reason.base import config, errors
 from rl_reason.checks import config_checks, config_files, machine_checks
@@ -21,6 +21,7 @@ from rl_reason.lab import (
     memory_formula,
     model_shapes,
     size as size_stage,
+    traffic_formula,
 )
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
@@ -130,6 +131,75 @@ def leaves(arrays):
   return [x for x in jax.tree.leaves(arrays) if hasattr(x, "dtype")]
 
 
+def sent(path, devices, **changes):
+  """The traffic of a step."""
+  given = {k.replace("__", "."): v for k, v in changes.items()}
+  c, _ = config_checks.checked(path, given)
+  cfg = model_shapes.shape(c)
+  where = size_stage._mesh(c, devices)
+  return traffic_formula.estimate(c, cfg, critic_config(c, cfg), where)
+
+
+def test_traffic_by_hand():
+  """Qwen2.5-0.5B: 4 updates of 256 rows, 12 rows in a micro-batch of a shard.
+
+  The width of all but norms and biases is split over fsdp = 2.
+  """
+  path, mesh = "recipes/gsm8k_0_5b", dict(mesh__data=2, mesh__fsdp=2)
+  kept = 24 * (2 * 896 + 896 + 2 * 128) + 896
+  split = 494_032_768 - kept
+  assert sent(path, 1) == {}
+  found = sent(path, 4, **mesh)
+  micro = 6  # 256 rows / (4 shards x 12 rows), rounded up
+  of_sampler = found.pop("weights of the sampler, gathered")
+  assert of_sampler == split + kept  # half of 2 bytes
+  assert found == {
+      # bfloat16: a half is 1 byte per parameter, forward and backward.
+      "weights, gathered for the update": 4 * micro * 2 * split,
+      # float32: half of 4 bytes over fsdp, and then, over data, twice a
+      # half of the half that is left. The rest: twice 3/4 over all devices.
+      "gradients, reduced": 4 * micro * (4 * split + 6 * kept),
+      "weights, gathered for log-probs": 4 * micro * split,
+  }
+  # Data parallelism gathers nothing; the gradient is twice 3/4 of 4 bytes.
+  replicas = sent(path, 4, mesh__data=4, mesh__fsdp=1)
+  assert replicas == {"gradients, reduced": 4 * micro * 6 * (split + kept)}
+  # Tensor parallelism splits the arrays, and not the rows: 22 micro-batches.
+  assert sent(path, 2, mesh__fsdp=1, mesh__tensor=2) == {}
+  of_tensor = sent(path, 4, mesh__data=1, mesh__fsdp=2, mesh__tensor=2)
+  gathers = 4 * -(-256 // 24)
+  assert of_tensor["weights, gathered for log-probs"] == gathers * split / 2
+  # Once for all rows: on-policy, and a KL to the initial policy.
+  assert "weights, gathered for log-probs" not in sent(
+      path, 4, **mesh, updates__minibatches=1
+  )
+  more = sent(
+      path, 4, **mesh, kl__kind="k3", kl__coef=0.1, rollout__weights="int8"
+  )
+  assert more["reference policy, gathered"] == 4 * micro * split
+  assert more["weights of the sampler, gathered"] < 0.7 * of_sampler
+  critic = sent(path, 4, **mesh, advantage__name="gae")
+  assert critic["critic, gathered"] == pytest.approx(12 * micro * split, 1e-3)
+  assert critic["gradients of the critic, reduced"] == pytest.approx(
+      found["gradients, reduced"], 1e-3
+  )
+  # Whole weights for each device that samples, and once for an engine.
+  assert (
+      sent(path, 4, mesh__rollout=2, rl__staleness=1, mesh__fsdp=4)[
+          "weights, to the devices that only sample"
+      ]
+      == 2 * 2 * (split + kept) / 4
+  )
+  engine = sent(
+      path,
+      4,
+      **mesh,
+      rollout__engine__name="vllm",
+      rollout__engine__args__model="x",
+  )
+  assert engine["weights, to the engine"] == 2 * (split + kept) / 4
+
+
 def test_memory_and_disk_of_32_billion_parameters():
   """The bytes that docs/memory.md states, of all devices together."""
   text = " ".join((ROOT / "docs" / "memory.md").read_text().split())
@@ -198,6 +268,54 @@ def test_no_program_of_a_slice_exceeds_its_memory():
     gib, _ = slices.KINDS[name.split()[1]]
     for phase in "update", "rollout":
       assert found[name][phase].get("peak", float("inf")) <= gib * GIB, name
+
+
+# --- the hardware of guides ---------------------------------------------------
+
+
+def test_the_page_is_what_the_formulas_say():
+  found = json.loads((ROOT / "results" / "hardware.json").read_text())
+  assert hardware.measure(None) == found
+  text = (ROOT / "results" / "hardware.md").read_text()
+  assert text == "\n".join(hardware.page(found)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("need", "has", "word"),
+    [
+        (9, 8, "too little"),
+        (8, 8, "enough"),
+        (5, 8, "enough"),
+        (4, 8, "too much"),
+        (math.inf, 8, "too little"),
+    ],
+)
+def test_verdicts_on_hardware(need, has, word):
+  assert hardware.verdict(need, has) == word
+
+
+def test_hosts_and_disk_are_judged_with_the_settings_that_fit():
+  """13-32B: 8 devices, 512 GB and 10 TB."""
+  sizes = dict(host=393e9, disk=1e12)
+  row = {
+      "size": "13-32B",
+      "as it is": sizes | dict(devices=32),
+      "least": dict(devices=8, host=655e9, disk=6e12),
+      "LoRA": dict(devices=4, host=1e9, disk=1e9),
+  }
+  assert hardware.judged(row) == dict(
+      devices="enough with the least memory", host="too little", disk="enough"
+  )
+  row["least"]["devices"] = 16
+  assert hardware.judged(row) == dict(
+      devices="enough with LoRA", host="too much", disk="too much"
+  )
+  row["LoRA"] = sizes  # on no number
+  assert hardware.judged(row) == dict(
+      devices="too little", host="enough", disk="too much"
+  )
+  row["as it is"]["devices"] = 4
+  assert hardware.judged(row)["devices"] == "too much"
 
 
 # --- recipes -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""--stage=size: memory of a run per device, and the largest sizes that fit."""
+"""--stage=size: memory and traffic of a run, and the largest sizes that fit."""
 
 import dataclasses
 import functools
@@ -19,6 +19,7 @@ from rl_reason.lab import (
     measured_memory,
     memory_formula,
     model_shapes,
+    traffic_formula,
 )
 from rl_reason.lab.automatic_remat import device_bytes, largest
 from rl_reason.models import kernels
@@ -91,6 +92,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     (update, _), (rollout, _), (evaluation, _) = peaks
   _show(display, size, peaks)
   _show_hosts(display, *disk_formula.estimate(config, cfg, value))
+  _show_traffic(display, config, cfg, value, mesh)
 
   # The formula, scaled to what was compiled.
   resident = sum(size.resident.values())
@@ -246,14 +248,34 @@ def _show_hosts(
     display: Display, host: dict[str, int], disk: dict[str, int]
 ) -> None:
   """A row for each part of the memory of hosts and of the work directory."""
-
-  def shown(count: int) -> str:
-    gib = count / GIB
-    return f"{gib:.3g}" if gib < 999 else f"{gib:,.0f}"
-
   rows = [
-      [where, name, shown(count)]
+      [where, name, _gib(count)]
       for where, parts in (("host memory", host), ("disk", disk))
       for name, count in (*parts.items(), ("sum", sum(parts.values())))
   ]
   display.table("GiB of all hosts together", ["where", "what", "formula"], rows)
+
+
+def _show_traffic(display: Display, config, cfg, value, mesh) -> None:
+  """A row for what each device sends in a step of RL, and the sum."""
+  sent = traffic_formula.estimate(config, cfg, value, mesh)
+  if not sent:  # there is one device
+    return
+  micro, minibatches = traffic_formula.micro_batches(config, mesh)
+  display.say(
+      "traffic: by formula, without activations;"
+      f" {minibatches * config.updates.epochs} x {micro} micro-batches, of"
+      " which each gathers the weights for the forward and the backward pass,"
+      " and reduces its gradient in float32"
+  )
+  rows = [
+      [name, _gib(count)]
+      for name, count in (*sent.items(), ("sum", sum(sent.values())))
+  ]
+  title = "GiB that each device sends in a step of RL"
+  display.table(title, ["what", "formula"], rows)
+
+
+def _gib(count: int) -> str:
+  gib = count / GIB
+  return f"{gib:.3g}" if gib < 999 else f"{gib:,.0f}"
