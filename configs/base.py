@@ -28,6 +28,8 @@ ENABLED, PRETRAINING = "dynamic_sampling.enabled", "critic.pretrain_steps"
 # Facts of `relations.FACTS`.
 ROWS, RL, SFT = "rows of files", "RL", "SFT"
 ROPE = "model.rope_factor"
+# Of a KL, from the sampled tokens: `algorithms.kl.ESTIMATORS`.
+ESTIMATORS = ("k1", "k2", "k3", "k3_unbiased", "abs")
 
 
 def get_config():
@@ -195,13 +197,9 @@ def get_config():
       # Of one's own: 'my_terms:f(x=2)*0.1', docs/own_functions.md.
       terms=field("", needs=RL),
   )
-  c.kl = section(  # to the SFT model, or to kl.reference
+  c.kl = section(  # to the policy that RL starts from
       "kl",
-      # Estimated from the sampled tokens, or over the full vocabulary.
-      kind=choice(
-          *("none", "k1", "k2", "k3", "k3_unbiased", "abs", "full"),
-          needs="kl.coef",
-      ),
+      kind=choice("none", *ESTIMATORS, needs="kl.coef"),
       # reward: subtracted from the reward of each token.
       place=choice("loss", "reward", needs="kl.kind"),
       coef=number(0.0, low=0, needs=("kl.kind", RL)),

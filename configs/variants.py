@@ -114,48 +114,6 @@ def add(c) -> None:
       timeout=number(60.0, low=1e-3, needs="reward.functions"),
       truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
   )
-  extend(
-      "kl",
-      # A teacher to distill: a work directory, a checkpoint of transformers, or
-      # the URL of a server, http://...
-      reference=path(
-          needs="kl.kind",
-          not_with={
-              "rollout.replay_routing": "a teacher has experts of its own",
-          },
-      ),
-      # What the reference reads in place of the prompt, with {prompt} and
-      # {answer} or {solution}: privileged information.
-      privileged=field(
-          "",
-          needs="kl.kind",
-          not_with={
-              "rollout.replay_routing": "the reference has tokens of its own",
-          },
-      ),
-      # Tokens of the prompt of kl.privileged; 0: twice rollout.max_prompt.
-      max_prompt=number(0, low=0, needs="kl.privileged"),
-      # The policy whose parameters the reference has: of the start of RL, or
-      # of the step.
-      self_teacher=choice(
-          *("initial", "current"),
-          needs="kl.privileged",
-          not_with={
-              "kl.reference": "a teacher has the parameters of its checkpoint"
-          },
-      ),
-      # Of the full KL: 1 is reverse, 0 forward, in between GKD's divergence.
-      jsd_beta=number(1.0, low=0, high=1, needs="kl.kind"),
-  )
-  c.kl.server = section(  # kl.reference is the URL of a server
-      "kl.server",
-      "a server",
-      model="",  # its name there; '' is the only one
-      parallel=number(32, low=1),  # requests at a time
-      seconds=number(600.0, low=1e-3),  # of a request
-      patience=number(600.0, low=0),  # seconds that the server may be gone
-      key_env="",  # environment variable with its key
-  )
   c.correction = function("correction")  # of sampler/trainer mismatch: truncate
   extend(
       "loss",

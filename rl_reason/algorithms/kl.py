@@ -4,8 +4,7 @@ With d = log p - log p_ref (Schulman, "Approximating KL divergence", 2020). As a
 LOSS on-policy, k1 has an expected gradient of zero, those of k2 and of
 `k3_unbiased` are the gradient of the reverse KL, and that of k3 is neither.
 Each takes the log-probs [B, T] of the policy and of the reference, and returns
-[B, T]. `full` needs no estimate: it takes the log-probs of all tokens of the
-vocabulary.
+[B, T].
 """
 
 import chex
@@ -97,43 +96,3 @@ def estimate(
   if kind == "k3_unbiased":
     return k3_unbiased(logps_BT, ref_logps_BT, old_logps_BT)
   return ESTIMATORS[kind](logps_BT, ref_logps_BT)
-
-
-def full(logps_XV: Array, ref_logps_XV: Array, *, beta: float = 1.0) -> Array:
-  """The divergence of policy p and reference q over the whole vocabulary.
-
-  The generalized Jensen-Shannon divergence of GKD (arXiv:2306.13649, sec 2),
-  beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p. At
-  both ends of beta it would be 0; as in TRL, beta 0 is the forward KL(q || p)
-  and beta 1 the reverse KL(p || q).
-
-  The gradient by log p is written by hand. It leaves out multiples of p, which
-  normalized log-probs cancel: where p = q it is exactly 0.
-
-  Args:
-    logps_XV: [X, V] of the policy.
-    ref_logps_XV: [X, V] of the reference; no gradient.
-    beta: in [0, 1].
-
-  Returns:
-    [X], in nats.
-  """
-  chex.assert_equal_shape([logps_XV, ref_logps_XV])
-  fixed_XV = jax.lax.stop_gradient(logps_XV)
-  p_XV, q_XV = jnp.exp(fixed_XV), jnp.exp(ref_logps_XV)
-  # A token that both exclude (a logit of -inf) adds 0 to all.
-  none_XV = jnp.isneginf(fixed_XV) & jnp.isneginf(ref_logps_XV)
-  ratio_XV = jnp.where(none_XV, 0, ref_logps_XV - fixed_XV)  # log q / p
-  if beta == 1:
-    value_XV = slope_XV = jnp.where(p_XV > 0, -p_XV * ratio_XV, 0)
-  elif beta == 0:
-    value_XV = jnp.where(q_XV > 0, q_XV * ratio_XV, 0)
-    slope_XV = p_XV - q_XV
-  else:
-    ratio_XV = jnp.clip(ratio_XV, -80, 80)  # exp(80) fits into float32
-    mixed_XV = jnp.log1p(beta * jnp.expm1(ratio_XV))  # log m / p
-    slope_XV = -(1 - beta) * p_XV * mixed_XV
-    value_XV = beta * q_XV * (ratio_XV - mixed_XV) + slope_XV
-  slope_XV = jax.lax.stop_gradient(slope_XV)
-  change_XV = jnp.where(jnp.isneginf(fixed_XV), 0, logps_XV - fixed_XV)
-  return jnp.sum(value_XV + slope_XV * change_XV, -1)

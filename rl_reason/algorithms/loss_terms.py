@@ -18,16 +18,15 @@ def terms(
 
   Args:
     kl: a KL to the reference with the coefficient `kl`: its estimator, one of
-      `kl.ESTIMATORS`, 'full', which is computed over the whole vocabulary, or
-      'none'.
+      `kl.ESTIMATORS`, or 'none'.
     entropy: whether there is an entropy bonus with the coefficient `entropy`.
     positive_nll: mu, coefficient of the mean NLL over the tokens of the correct
       responses of the minibatch (VAPO, arXiv:2504.05118, sec 4.3); 0 for none.
     on_policy: as of `objective.Objective`.
   """
-  of_kl = full_kl if kl == "full" else functools.partial(kl_lib.estimate, kl)
-  # Other KLs are measured before the update.
-  measured = kl == "full" or (kl != "none" and on_policy)
+  of_kl = functools.partial(kl_lib.estimate, kl)
+  # Without a pass before the update, the update measures the KL, too.
+  measured = kl != "none" and on_policy
   possible = {
       Term("kl_loss", of_kl, "kl"): kl != "none",
       Term("kl/reference", of_kl, 0, reductions.token_mean): measured,
@@ -36,11 +35,6 @@ def terms(
       Term("nll_loss", nll, positive_nll, of_correct): positive_nll > 0,
   }
   return tuple(term for term, exists in possible.items() if exists)
-
-
-def full_kl(full_kl_BT: Array) -> Array:
-  """The KL over the whole vocabulary, `kl.full`."""
-  return full_kl_BT
 
 
 def minus_entropy(entropy_BT: Array) -> Array:

@@ -92,7 +92,7 @@ def loss(
     b: Batch,
     w: dict[str, Array],
     coefs: Mapping[Any, Array],
-    full_kl_BT: Array | None = None,
+    more: Mapping[str, Array] | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """The terms that a micro-batch contributes to the loss of its minibatch.
 
@@ -105,7 +105,7 @@ def loss(
     w: `token_weights` of the minibatch, 0 where b is.
     coefs: scalars, the coefficients that terms name; arrays, since they may
       change from step to step without compiling again.
-    full_kl_BT: [B, T] of `kl.full`; None with an estimator.
+    more: arrays [B, T] of a feature that terms name.
 
   Returns:
     the loss, and metrics that add up over micro-batches (`*_max`: the maximum
@@ -121,7 +121,7 @@ def loss(
   if o.on_policy:
     old_BT, sampler_BT = jax.lax.stop_gradient(logps_BT), b.old_logps_BT
   arrays |= dict(logps_BT=logps_BT, old_logps_BT=old_BT)
-  arrays |= dict(sampler_logps_BT=sampler_BT, full_kl_BT=full_kl_BT)
+  arrays |= dict(sampler_logps_BT=sampler_BT, **(more or {}))
 
   loss_BT, aux = call_by_name(o.surrogate, arrays)
   total = jnp.sum(w["all"] * loss_BT)

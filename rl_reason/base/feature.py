@@ -30,6 +30,7 @@ class Loop(NamedTuple):
     session: what the run has opened; a `stages.Session`.
     frozen: parameters that the policy reads beside learned ones; None without.
     values: plan -> values of the critic that RL starts from, [B, T].
+    first: the parameters of step 0, as the model reads them.
   """
 
   signal: Any
@@ -38,6 +39,7 @@ class Loop(NamedTuple):
   session: Any
   frozen: Any = None
   values: Any = None
+  first: Any = None
 
 
 class Part:
@@ -65,9 +67,21 @@ class Part:
     """
     return {}
 
-  def beside(self) -> Any:
-    """Rows of this step for `Declaration.gradient`, or None."""
+  def planning(self, plan_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps (rollouts, step) -> how the rows of a step are packed."""
+    return plan_rows
+
+  def reference(self, logps: Callable[..., Any]) -> Callable[..., Any] | None:
+    """(plan, parameters of the step, its number) -> log-probs, [B, T].
+
+    They are those of the reference of a KL; None: it is the policy of step 0.
+    `logps` is `build_step.logps` of the policy.
+    """
     return None
+
+  def beside(self) -> dict[str, Any]:
+    """Entries of `beside` of `step.rl_update`; see `Declaration.update`."""
+    return {}
 
   def after(self, state: Any, rows: Any, credit: dict, entropy_BT: Any) -> None:
     """Sees a step whose update is dispatched; may move `state.coefs`."""
@@ -220,6 +234,12 @@ class _Together:
       collect = part.collecting(collect, samples)
     return collect
 
+  def planning(self, plan_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what the parts before have wrapped."""
+    for part in self._parts:
+      plan_rows = part.planning(plan_rows)
+    return plan_rows
+
 
 def _joined(found: Iterable[Any]) -> Any:
   known = [x for x in found if x is not None]
@@ -234,7 +254,8 @@ class Declaration:
   Attributes:
     kinds: further kinds of functions that a config names.
     functions: kind of functions -> further modules of them.
-    inputs: kind of functions -> what its part supplies to them, by name.
+    inputs: kind of functions -> what it supplies to them, by name; 'loss.terms'
+      are functions of the user.
     tasks: further built-in tasks, by name -> 'module:name'.
     needs: what its fields may need, by name -> a function of the config that
       says why it is missing, or something false; see `relations.FACTS`.
@@ -278,9 +299,17 @@ class Declaration:
     """What works, but probably not as intended."""
     return ()
 
-  def files(self, c: Any) -> Iterable[Rule]:
-    """Local files that are missing."""
+  def files(self, c: Any, tok: Any, trains: bool) -> Iterable[Rule]:
+    """Local files that are missing.
+
+    `tok` is the tokenizer, or None if it is on the hub or of the task. It has
+    no fault, nor has the model, in a stage that `trains`.
+    """
     return ()
+
+  def prompts(self, c: Any) -> dict[str, int]:
+    """Tokens of the longest prompts of other models in training, by field."""
+    return {}
 
   def devices(
       self, c: Any, count: int, sizes: Mapping[str, int]
@@ -310,6 +339,13 @@ class Declaration:
   def passes(self, c: Any) -> float:
     """Further forward passes over as many rows as a batch has, for FLOPs."""
     return 0
+
+  def models(self, c: Any, cfg: Any) -> dict[str, tuple[Any, float]]:
+    """Further models of a run, by what they are; `cfg` is of the policy.
+
+    Each is its shape, and its forward passes over a batch.
+    """
+    return {}
 
   def of_model(self, fields: Mapping[str, Any], *, short: bool) -> str:
     """What it makes of the model by a flat config; `short` for a model card."""
@@ -347,16 +383,16 @@ class Declaration:
     """A `learned_parameters.Learned` in place of all parameters, or None."""
     return None
 
-  def gradient(self, c: Any, cfg: Any) -> Any:
-    """A gradient of `Part.beside`, which `rl_update` adds to that of RL.
+  def update(self, c: Any, cfg: Any) -> dict[str, Any]:
+    """Static arguments of `step.rl_update`; `cfg` is of the policy."""
+    return {}
 
-    `cfg` is the shape of the policy; None: there is no such gradient.
+  def abstract(self, c: Any, shapes: Any) -> dict[str, Any]:
+    """The shapes of `Part.beside`, and `packed_M` if rows are packed otherwise.
+
+    `shapes` are `compile_ahead.Shapes`.
     """
-    return None
-
-  def abstract_rows(self, c: Any, packed: Any, by_row: Any) -> Any:
-    """The shapes of `Part.beside`, by functions of `compile_ahead`."""
-    return None
+    return {}
 
   def scale(self, c: Any, term: Any) -> Any:
     """What scales the scores of a reward model in training, or None.
@@ -471,6 +507,19 @@ def set_fields(c: Any, mark: str) -> dict[str, Any]:
       for name in marked(mark)
   }
   return {name: value for name, value in found.items() if value}
+
+
+def said(c: Any, mark: str) -> dict[str, Any]:
+  """What a mark says of the fields that a config sets, unless it is nothing.
+
+  A function is called with the value of its field.
+  """
+  says = marked(mark)
+  found = {
+      name: says[name](value) if callable(says[name]) else says[name]
+      for name, value in set_fields(c, mark).items()
+  }
+  return {name: x for name, x in found.items() if x}
 
 
 def used(c: Any) -> list[Declaration]:

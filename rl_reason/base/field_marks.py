@@ -24,6 +24,7 @@ NAMES = {
     "sampled": "decides which responses are sampled, and how they are rewarded",
     "samplers": "how many devices only sample, the last ones",
     "sources": "has sources of rows, as data.train has; files are movable",
+    "teaches": "if it is set, each response has a signal without a reward",
     "types": "of a function that groups prompts by the type of their problem",
 }
 # Names of fields, each with a value.
@@ -37,9 +38,11 @@ VALUES = {
     "one_process": "why it is off in a run of several processes",
     "other_names": "(by the name in another library:) the field",
     "progress": "a value -> whether steps depend on the number of all steps",
+    "other_reference": "whether a KL compares with another model or prompt",
     "readers": "what reads its text from a config, and a field that this needs",
     "shown": "what the report says of its value, if it is set",
     "smoke": "its largest value in FILE:smoke",
     "unreplayed": "why no step of a run with it can be replayed",
+    "unshared": "why packed rows cannot hold the prompt of a group once",
 }
 MARKS = NAMES | VALUES

@@ -217,6 +217,12 @@ def choice(*values, **rules) -> Spec:
   return field(values[0], kind=None, choices=known, **rules)
 
 
+def widen(name: str, *values) -> None:
+  """Adds values of a feature to those that a `choice` may have."""
+  known = dict.fromkeys((*FIELDS[name].choices, *values))
+  FIELDS[name] = FIELDS[name]._replace(choices=tuple(known))
+
+
 def section(
     name: str, needs: str = "", /, **fields
 ) -> ml_collections.ConfigDict:

@@ -34,6 +34,7 @@ class Kind(NamedTuple):
 
 # Further entries of a surrogate's dict are not read.
 OF_SURROGATE = ("BT", dict(clipped="BT", clipped_lower="BT"))
+OWN_TERMS = "loss.terms"  # functions of the user, which are of no kind
 _ADVANTAGES = ("advantages", "advantage_variants", "process")
 _VARIANTS = ("algorithms.variants",)
 _CORE = {
@@ -100,6 +101,8 @@ class _Kinds(Mapping[str, Kind]):
     for one in features.declared():
       out |= one.kinds
       for kind, names in one.inputs.items():
+        if kind == OWN_TERMS:
+          continue
         out[kind] = out[kind]._replace(inputs=(*out[kind].inputs, *names))
       for kind, modules in one.functions.items():
         out[kind] = out[kind]._replace(modules=(*out[kind].modules, *modules))

@@ -92,8 +92,6 @@ FREE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
-    "kl.max_prompt",
-    "kl.server.",
     "rollout.slots",
     "rollout.engine.args.url",
     "rollout.engine.args.directory",
@@ -128,7 +126,6 @@ MOVABLE = (
     "sft.samples",
     "reward.functions",
     "critic.reuse",
-    "kl.reference",
 )
 
 

@@ -149,9 +149,8 @@ class Shared:
 class Packed:
   """Rows laid end to end: what a forward pass reads.
 
-  Shapes are of a micro-batch. In a minibatch, tokens, positions, segments and
-  record have an axis A before R, and source_BT counts places from the first
-  micro-batch on.
+  Shapes are of a micro-batch. In a minibatch, all arrays but source_BT have an
+  axis A before R, and source_BT counts places from the first micro-batch on.
 
   Attributes:
     tokens_RL: int32, several sequences a row, then zeros.
@@ -162,9 +161,7 @@ class Packed:
       token.
     record: of `Rollouts`, of each token: arrays [R, L, ...]; None: nothing is
       recorded.
-    reference: the rows as the reference of a KL reads them, with prompts of its
-      own and each response token at the same place; without source_BT. None: it
-      reads the same rows.
+    further: a pytree of arrays [R, L] of a feature; None: there are none.
     shared: the prompts that responses of a row share; None: each sequence has a
       segment with a prompt of its own.
   """
@@ -174,7 +171,7 @@ class Packed:
   segments_RL: Array
   source_BT: Array
   record: Tree | None = None
-  reference: "Packed | None" = None
+  further: Tree | None = None
   shared: Shared | None = None
 
 

@@ -9,6 +9,7 @@ import ml_collections
 from rl_reason import tasks, verifiers
 from rl_reason.base import config, feature, functions
 from rl_reason.checks import own_functions
+from rl_reason.configs.base import ESTIMATORS
 from rl_reason.data import datasets, known_sets
 from rl_reason.devices import axes
 from rl_reason.tasks import reward_terms
@@ -156,7 +157,12 @@ def on_policy(c) -> bool:
 
 def estimates_kl(c) -> bool:
   """Whether the KL to the reference is estimated from the sampled tokens."""
-  return c.kl.kind not in ("none", "full")
+  return c.kl.kind in ESTIMATORS
+
+
+def compares_with_start(c) -> bool:
+  """Whether a KL compares with the policy that RL starts from."""
+  return c.kl.kind != "none" and not feature.said(c, "other_reference")
 
 
 def off_policy_fields(c) -> dict[str, int]:
@@ -208,10 +214,8 @@ def unshared_prompts(c) -> str:
 
   Kernels of attention are another reason.
   """
-  if c.kl.privileged:
-    return "a reference reads prompts of its own (kl.privileged)"
-  if teacher_server(c):
-    return "a server reads whole sequences (kl.reference)"
+  for name, why in feature.said(c, "unshared").items():
+    return f"{why} ({name})"
   if packed_rows(c) < 2:
     return "updates.token_budget holds a single row of maximal length"
   return ""
@@ -226,21 +230,17 @@ def saves_tokens(c) -> bool:
   return 5 * (rows - 1) * r.max_prompt >= rows * row_slots(c)
 
 
-def teacher_server(c) -> bool:
-  """Whether the reference of the KL runs on a server."""
-  return c.kl.reference.startswith(("http://", "https://"))
-
-
-def prompt_slots(c) -> int:
-  """Tokens of the longest prompt that a model reads in training."""
-  if not c.kl.privileged:
-    return c.rollout.max_prompt
-  return c.kl.max_prompt or 2 * c.rollout.max_prompt
+def longest_prompts(c) -> dict[str, int]:
+  """Tokens of the longest prompts that models read in training, by field."""
+  found = {"rollout.max_prompt": c.rollout.max_prompt}
+  for one in feature.used(c):
+    found |= one.prompts(c)
+  return found
 
 
 def row_slots(c) -> int:
   """Tokens of a packed row of RL."""
-  return prompt_slots(c) + c.rollout.max_tokens
+  return max(longest_prompts(c).values()) + c.rollout.max_tokens
 
 
 def most_slots(c) -> int:

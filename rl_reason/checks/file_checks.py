@@ -14,7 +14,7 @@ from typing import Any
 from rl_reason import tasks
 from rl_reason.base import feature, own_code
 from rl_reason.base.config import at
-from rl_reason.checks import config_facts, prompt_lengths, relations, rules
+from rl_reason.checks import prompt_lengths, relations, rules
 from rl_reason.checks.rules import Faults, Rule
 
 TRAINS = ("all", "sft", "value", *feature.stages())
@@ -48,19 +48,16 @@ def check(c, stage: str, faults: Faults) -> None:
       faults.add(rows.faults(tok))
     elif c.task.name != tasks.FILES and stage in TRAINS:
       _prompts(c, tok, faults)
-  in_vain = {"kl.reference", "model.path", "tokenizer", "task.name"}
-  checked = c.kl.reference and not config_facts.teacher_server(c)
-  if checked and stage in TRAINS and not in_vain & faults.fields:
-    from rl_reason.checks import reference_policy
-
+  in_vain = {"model.path", "tokenizer", "task.name"}
+  trains = stage in TRAINS and not in_vain & faults.fields
+  for one in feature.used(c):
     with faults.caught():
-      reference_policy.check_files(c, tok)
+      found = one.files(c, tok, trains)
+      rules.check(c, (x for x in found if x[0] not in faults.fields))
 
 
 def _directories(c, unknown: set[str]) -> Iterator[Rule]:
   """Work directories of other runs."""
-  for one in feature.used(c):
-    yield from (x for x in one.files(c) if x[0] not in unknown)
   for name in ("sft.reuse", "critic.reuse"):
     path = at(c, name)
     if path and name not in unknown and not pathlib.Path(path).is_dir():

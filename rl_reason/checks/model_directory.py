@@ -40,13 +40,14 @@ def require_context(c, source: hf.Source) -> None:
     ConfigError: names the field and the context.
   """
   length = config_facts.row_slots(c)
-  prompt = "kl" if c.kl.privileged else "rollout"
+  prompts = config_facts.longest_prompts(c)
+  prompt = max(prompts, key=prompts.__getitem__)
   if length > source.context:
     raise errors.ConfigError(
         f"rollout.max_tokens = {c.rollout.max_tokens}: with"
-        f" {prompt}.max_prompt it makes {length} tokens, and {source.label}"
+        f" {prompt} it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window):"
-        f" lower rollout.max_tokens or {prompt}.max_prompt"
+        f" lower rollout.max_tokens or {prompt}"
     )
 
 

@@ -39,16 +39,12 @@ def mesh(c) -> Iterator[Rule]:
       yield f"mesh.{axis}", "must be positive, or -1"
   if [*sizes.values()].count(-1) > 1:
     yield "mesh.data", "only one axis of the mesh may be -1"
-  # Those of SFT and of RL, which differ with kl.privileged.
-  prompts = {
-      "rollout": c.rollout.max_prompt,
-      "kl": config_facts.prompt_slots(c),
-  }
-  for section, prompt in prompts.items():
+  # Rows of SFT have the prompts of rollouts, and those of RL the longest ones.
+  for name, prompt in config_facts.longest_prompts(c).items():
     length = prompt + c.rollout.max_tokens
     if length % c.mesh.sequence:
       yield "mesh.sequence", (
-          f"must divide the length of packed rows, {section}.max_prompt +"
+          f"must divide the length of packed rows, {name} +"
           f" rollout.max_tokens = {length}"
       )
       break

@@ -9,16 +9,19 @@ parameters name.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from rl_reason import features
 from rl_reason.base import functions
+from rl_reason.base.function_kinds import OWN_TERMS
 from rl_reason.tasks import reward_terms
 
 # What a term of the loss may name; `objective.loss` has the arrays.
 OF_LOSS = (
     *("logps_BT", "entropy_BT", "mask_BT", "old_logps_BT", "sampler_logps_BT"),
-    *("ref_logps_BT", "full_kl_BT", "advantages_BT", "values_BT", "returns_BT"),
+    *("ref_logps_BT", "advantages_BT", "values_BT", "returns_BT"),
     *("correct_B", "groups_B", "all_logps_BT"),
 )
 # What its weights may name; `objective.token_weights` has the arrays.
@@ -87,9 +90,15 @@ def listed(text: str, known: Collection[str]) -> tuple[Own, ...]:
   return tuple(found)
 
 
+def of_loss() -> tuple[str, ...]:
+  """`OF_LOSS`, and such arrays of features."""
+  of_features = (x.inputs.get(OWN_TERMS, ()) for x in features.declared())
+  return OF_LOSS + tuple(itertools.chain(*of_features))
+
+
 def terms(c) -> tuple[Own, ...]:
   """The user's own terms of the loss."""
-  return listed(c.loss.terms, OF_LOSS)
+  return listed(c.loss.terms, of_loss())
 
 
 def metrics(c) -> tuple[Own, ...]:

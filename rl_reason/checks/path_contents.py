@@ -7,7 +7,6 @@ from typing import Any
 import ml_collections
 
 from rl_reason.base import config as config_lib, feature, resume_rules
-from rl_reason.checks import config_facts
 from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
 
@@ -54,19 +53,16 @@ def content(config, name: str) -> str:
     return " ".join(parts)
   if name == "reward.functions":
     return _terms(value)
-  if name == "kl.reference" and config_facts.teacher_server(config):
-    return "a server"  # which may move
-  root = pathlib.Path(value)
-  if not value or not root.exists():
+  if not value:
     return ""
   if of_feature := feature.marked("content").get(name):
     return of_feature(value)
+  if not (root := pathlib.Path(value)).exists():
+    return ""
   if name.endswith(".reuse"):  # a work directory, to which later stages add
     stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return of_files([root / "checkpoints" / stage for stage in stages])
-  if name == "kl.reference" and (root / "checkpoints").is_dir():
-    return of_files([root / "checkpoints" / x for x in ("sft", "habits", "rl")])
-  of_model = name in ("model.path", "tokenizer", "kl.reference")
+  of_model = name in ("model.path", "tokenizer")
   return of_files([root], MODEL_FILES if of_model else ())
 
 

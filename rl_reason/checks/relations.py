@@ -31,10 +31,6 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         and "neither advantage.name and advantage.groups nor another function"
         " compares types of problems"
     ),
-    "a server": lambda c: (
-        not config_facts.teacher_server(c)
-        and "kl.reference names no server, as http://127.0.0.1:8000 does"
-    ),
     "chat messages": lambda c: (
         not (c.data.chat or feature.judge(c))
         and "prompts are plain text: set data.chat = True"

@@ -26,7 +26,6 @@ MACHINE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
-    "kl.server.",
     "sft.reuse",
     "updates.token_budget",
 )
@@ -49,7 +48,6 @@ OTHERS = {
         "acts on the critic's own update or its beginning, and not on the"
         " gradient of the policy, which a replay compares"
     ),
-    "kl.reference": "a replay loads no teacher",
     "reward.seconds": "may change verdicts, which the batch has already",
     "reward.shuffle": "permutes the verdicts of the batch as it is collected",
     "dynamic_sampling.": "decides which groups are in the batch of the step",
@@ -109,15 +107,8 @@ def check(own, c) -> None:
       if (why := _why_not(own, c, name))
   ]
   for one in (own, c):
-    if one.kl.kind == "full":
-      why = "--stage=replay takes no gradient over the whole vocabulary"
-      lines.append(rules.line(one, "kl.kind", why))
-    if one.kl.privileged:
-      why = "--stage=replay reads no prompts of the reference"
-      lines.append(rules.line(one, "kl.privileged", why))
-    reasons = feature.marked("unreplayed")
-    for name in feature.set_fields(one, "unreplayed"):
-      lines.append(rules.line(one, name, f"--stage=replay {reasons[name]}"))
+    for name, why in feature.said(one, "unreplayed").items():
+      lines.append(rules.line(one, name, f"--stage=replay {why}"))
   if lines:
     raise ConfigError(*lines)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rl_reason.base import functions
+from rl_reason.base import feature, functions
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import config_facts, own_functions, relations
 from rl_reason.checks.rules import Rule
@@ -92,57 +92,23 @@ def rewards(c) -> Iterator[Rule]:
           f"another process cannot import {term.name}: put the function into a"
           " module of its own, or use 'thread'"
       )
-  teacher = k.reference or k.privileged
-  alone = (r.functions or teacher) and r.correct == r.incorrect == 0
+  teaches = feature.marked("teaches")
+  unrewarded = r.functions or feature.set_fields(c, "teaches")
+  alone = unrewarded and r.correct == r.incorrect == 0
   if r.correct <= r.incorrect and not alone:
     yield "reward.correct", (
         f"must be more than reward.incorrect = {r.incorrect}; both may be 0"
-        " with reward.functions, which then are the only reward, and with a"
-        " teacher (kl.reference, kl.privileged)"
+        " with reward.functions, which then are the only reward"
+        + f", and with {' or '.join(teaches)}" * bool(teaches)
     )
   if alone and not r.functions and c.dynamic_sampling.enabled:
     yield "dynamic_sampling.enabled", (
         "without a reward no group has signal: use False"
     )
-  if k.kind == "full" and k.place == "reward":
-    yield "kl.place", (
-        "the full KL is a term of the loss: use 'loss', or kl.kind = 'k1'"
-    )
-  if k.privileged:
-    yield from _privileged(c)
-  if config_facts.teacher_server(c):
-    if k.kind == "full":
-      yield "kl.kind", (
-          "a server gives log-probs of given tokens, and not of the whole"
-          " vocabulary: use 'k1' with kl.place = 'reward', k2 or k3, or name a"
-          " checkpoint in kl.reference"
-      )
-    if c.rollout.temperature != 1:
-      yield "rollout.temperature", (
-          "the log-probs of a server (kl.reference) are those at temperature 1:"
-          " use 1"
-      )
-  if k.kind != "full" and k.jsd_beta != 1:
-    yield "kl.jsd_beta", "does nothing without kl.kind = 'full': leave it at 1"
   if k.kind == "k1" and k.place == "loss":
     yield "kl.kind", (
         "as a loss, on-policy, it has no expected gradient: use k2 or k3, or"
         " kl.place = 'reward'"
-    )
-
-
-def _privileged(c) -> Iterator[Rule]:
-  """A reference that reads the answer with the prompt."""
-  k, name = c.kl, "kl.privileged"
-  if "{prompt}" not in k.privileged:
-    yield name, (
-        "has no {prompt}, which stands for what the policy reads; write for"
-        " instance '{prompt} The answer is {answer}.'"
-    )
-  if config_facts.prompt_slots(c) < c.rollout.max_prompt:
-    yield "kl.max_prompt", (
-        f"the prompt itself has up to rollout.max_prompt ="
-        f" {c.rollout.max_prompt} tokens: raise it"
     )
 
 
@@ -296,8 +262,7 @@ def loss(c) -> Iterator[Rule]:
   # Without these fields the arrays are zeros.
   critic = config_facts.has_critic(c), "advantage.name = 'gae'"
   estimated = config_facts.estimates_kl(c), "kl.kind = 'k3' and kl.coef"
-  full = c.kl.kind == "full", "kl.kind = 'full'"
-  there = dict(ref_logps_BT=estimated, full_kl_BT=full)
+  there = dict(ref_logps_BT=estimated)
   there |= dict(values_BT=critic, returns_BT=critic)
   for field, own in (
       *(("loss.terms", x) for x in own_functions.terms(c)),

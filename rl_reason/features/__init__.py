@@ -27,6 +27,7 @@ FEATURES = (
     "unequal_groups",
     "sampling_ahead",
     "low_rank",
+    "distillation",
     "environments",
     "mixed_values",
 )

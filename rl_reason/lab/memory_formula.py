@@ -28,7 +28,6 @@ from rl_reason.models import (
 )
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import optimizers
-from rl_reason.stages.model import reference_shape
 from rl_reason.training import optimizer, packing
 
 # fp32 arrays of the size of the trained parameters besides the state:
@@ -136,9 +135,9 @@ def estimate(
       "initial parameters": fp32,
       "optimizer state": moments(learned),
   }
-  if c.kl.reference and not config_facts.teacher_server(c):
-    teacher = decoder.table(reference_shape(c, cfg))
-    resident["teacher (kl.reference)"] = bytes_of(teacher, mesh)
+  for one in feature.used(c):
+    for name, (shape, _) in one.models(c, cfg).items():
+      resident[name] = bytes_of(decoder.table(shape), mesh)
   trained = fp32
   if config_facts.has_critic(c):
     values = critic.table(critic_cfg)
@@ -274,7 +273,7 @@ def batch_bytes(c, mesh, token_budget: int) -> int:
   tokens = -(-rows // shards) * length  # of a minibatch, on one device
   given = updates * tokens * (1 + 4 * (BATCH_ARRAYS + BATCH_COPIES))
   given += 4 * MINIBATCH_COPIES * tokens
-  of_place = 4 * PACKED_ARRAYS * (2 if c.kl.privileged else 1)
+  of_place = 4 * PACKED_ARRAYS * len(config_facts.longest_prompts(c))
   return given + of_place * updates * micro * packed * whole // row_shards
 
 

@@ -349,12 +349,12 @@ def packed_logps(
   Logits exist for `cfg.logprob_chunk` positions of a shard of the rows at a
   time, also in the backward pass. Positions that predict a response token come
   first, and chunks without them are skipped: prompts and padding cost no
-  logits. The config and the temperature are static. `compare` also computes the
-  divergence from another model (`divergence.chunked`).
+  logits. The config and the temperature are static. `compare` computes further
+  numbers of all logits of a token, such as `squared_probabilities.chunked`.
 
   Returns:
     logps [B, T] and entropy [B, T], float32, entropy in nats, and with
-    `compare` the divergence; past the end of a response, they repeat the values
+    `compare` what it adds; past the end of a response, they repeat the values
     of its first token. And the routing of `forward`, for the loss of the
     routers.
   """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import features
+from rl_reason.base import feature
 from rl_reason.base.structs import call_by_name
 from rl_reason.monitoring import updates
 
@@ -327,8 +328,8 @@ def perhaps_right(step: dict[str, Any]) -> str:
 
 
 def _few_groups_with_signal(step, steps, fields):
-  if fields.get("kl.reference") or fields.get("kl.privileged"):
-    return ""  # a teacher's signal is in every response
+  if any(fields.get(name) for name in feature.marked("teaches")):
+    return ""  # every response has a signal
   solved = number(step, "train/all_correct") >= SOLVED
   if solved and len(steps) == WINDOW:
     return ""  # the run has learned the task: it is not ill

@@ -74,9 +74,10 @@ def critic_update(
 
 def objective(c, *, on_policy: bool) -> objective_lib.Objective:
   """The surrogate, its loss aggregation and the terms of the loss."""
+  estimated = config_facts.estimates_kl(c)
   moved = {x for one in feature.used(c) for x in one.coefs(c)}
   terms = loss_terms.terms(
-      kl=c.kl.kind if c.kl.place == "loss" else "none",
+      kl=c.kl.kind if estimated and c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or "entropy" in moved,
       positive_nll=c.loss.positive_nll,
       on_policy=on_policy,

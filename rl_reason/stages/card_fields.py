@@ -21,7 +21,7 @@ LOCAL = "a local path"
 # Of the machine, the screen, the server and the work directory.
 _OF_THE_MACHINE = (
     *("log.", "serve.", "generate.", "checkpoint.", "mesh.", "content."),
-    *("hub.", "kl.server.", "rollout.engine.", "reward.workers"),
+    *("hub.", "rollout.engine.", "reward.workers"),
     *("reward.executor", *feature.marked("machine")),
 )
 # Texts that are names of code, or of the package.
@@ -34,7 +34,7 @@ _NAMES = (
 # Texts that name data and models: ids of the hub, known sets, or paths.
 _SOURCES = (
     *("model.path", "tokenizer", "data.train", "data.evaluate"),
-    *("kl.reference", *feature.marked("sources")),
+    *(*feature.marked("movable"), *feature.marked("sources")),
 )
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(:\w+)?")
 # Names with weights or difficulties; a path has a slash.

@@ -6,7 +6,7 @@ On accelerators the update of RL compiles for minutes.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from rl_reason.models import decoder, parameters
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.stages import build_step, optimizers
-from rl_reason.stages.model import Model, reference_shape, shares_prompts
+from rl_reason.stages.model import Model, shares_prompts
 from rl_reason.training import packing
 from rl_reason.training.optimizer import abstract_state
 
@@ -50,6 +50,26 @@ def program(c, model: Model, display: Display) -> Callable:
   objective = build_step.objective(c, on_policy=config_facts.on_policy(c))
   optimizer = optimizers.of_policy(c, model.cfg, model.mesh)
   return build_step.policy_update(c, objective, model.cfg, optimizer, display)
+
+
+class Shapes(NamedTuple):
+  """What the shapes of a feature follow from; all are abstract.
+
+  Attributes:
+    cfg: shape of the policy.
+    mesh: the devices that learn.
+    policy: parameters, as the model reads them.
+    packed_M: the packed rows of the minibatches.
+    packed: (rows of a minibatch, response tokens) -> further packed rows.
+    by_row: (dtype, *sizes, rows) -> an array [M, rows, *sizes].
+  """
+
+  cfg: decoder.ModelConfig
+  mesh: jax.sharding.Mesh
+  policy: Tree
+  packed_M: Packed
+  packed: Callable[..., Packed]
+  by_row: Callable[..., Any]
 
 
 def update_arguments(c, model: Model) -> tuple:
@@ -84,28 +104,25 @@ def update_arguments(c, model: Model) -> tuple:
   batch = abstract_batch(by_row, length, reads_sampler)
   coef = array((), jnp.float32)
   optimizer = optimizers.of_policy(c, cfg, mesh)
-  learned, full = optimizers.learned(c), _abstract(cfg, mesh)
+  learned, full = optimizers.learned(c), abstract_model(cfg, mesh)
   state = abstract_state(learned.table(cfg), *optimizer)
   frozen = jax.eval_shape(lambda x: learned.frozen(x, cfg.dtype), full)
   if frozen is not None:
     frozen = _placed(frozen, jax.tree.map(lambda x: x.sharding, full))
   join = config_facts.packed_rows(c) if shares_prompts(c) else 1
   packed_M = packed(rows, slots=config_facts.row_slots(c), join=join)
-  if c.kl.privileged:
-    packed_M = packed_M.replace(reference=packed_M.replace(source_BT=None))
-  reference = None
-  if c.kl.kind == "full" and c.kl.self_teacher != "current":
-    reference = learned.read(state.params, frozen)
-    if c.kl.reference:
-      reference = _abstract(reference_shape(c, cfg), mesh)
-  of_features = (x.abstract_rows(c, packed, by_row) for x in feature.used(c))
-  beside = next((x for x in of_features if x is not None), None)
+  policy = learned.read(state.params, frozen)
+  shapes = Shapes(cfg, mesh, policy, packed_M, packed, by_row)
+  beside: dict[str, Any] = {}
+  for one in feature.used(c):
+    beside |= one.abstract(c, shapes)
+  packed_M = beside.pop("packed_M", packed_M)
   names = build_step.coefficients(c)(dict(kl=0, entropy=0), 0.0)
   coefs = dict.fromkeys(names, coef)
-  return state, batch, packed_M, coefs, frozen, reference, beside
+  return state, batch, packed_M, coefs, frozen, beside
 
 
-def _abstract(cfg: decoder.ModelConfig, mesh) -> Tree:
+def abstract_model(cfg: decoder.ModelConfig, mesh) -> Tree:
   """All parameters of a model as shapes on the mesh."""
   table = decoder.table(cfg)
   return parameters.abstract(table, parameters.shardings(table, mesh))

@@ -85,7 +85,7 @@ def resumed(
   except RunError as e:
     lost = str(e)
     needed = learned.needs_start
-    if c.kl.kind != "none" and not c.kl.reference:
+    if config_facts.compares_with_start(c):
       needed = "as the reference of kl.kind"
   if params is not None and config_facts.has_critic(c):
     own = c.critic.pretrain_steps and not c.critic.reuse

@@ -7,7 +7,7 @@ import jax
 
 from rl_reason import hf
 from rl_reason.base import errors, functions
-from rl_reason.checks import config_facts, reference_policy
+from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import num_tokens
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
@@ -82,15 +82,6 @@ def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
   shape = {k: x for k, x in c.model.items() if k not in ("path", "family")}
   shape["attention"], _ = attention_backend(c)
   return decoder.ModelConfig(vocab=vocab, tokens=tokens, **shape)
-
-
-def reference_shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
-  """The static shape of the reference of a KL; `cfg` is of the policy."""
-  if not c.kl.reference or config_facts.teacher_server(c):
-    return cfg
-  theirs, source = reference_policy.find(c)
-  vocab = source.cfg.vocab if source else cfg.vocab
-  return model_config(theirs, vocab=vocab, tokens=cfg.tokens)
 
 
 def attention_backend(c, backend: str = "") -> tuple[str, str]:

@@ -21,7 +21,7 @@ from rl_reason.monitoring import (
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
-from rl_reason.stages.model import Model, reference_shape
+from rl_reason.stages.model import Model
 from rl_reason.stages.session import Session
 from rl_reason.training import certificate
 
@@ -49,15 +49,16 @@ def step_metrics(
 def forward_passes(c, cfg: decoder.ModelConfig, *, on_policy: bool) -> float:
   """Forward passes over the batch of an RL step; a backward pass counts two.
 
-  A pass of a teacher counts as its FLOPs; of a server, not at all.
+  A pass of another model counts as its FLOPs.
   """
   learning = 3 * c.updates.epochs
   count = sum(one.passes(c) for one in feature.used(c))
   count += learning + (not on_policy)
-  if c.kl.kind != "none" and not config_facts.teacher_server(c):
-    passes = c.updates.epochs if c.kl.kind == "full" else 1
-    teacher = flops_per_token(c, reference_shape(c, cfg))
-    count += passes * teacher / flops_per_token(c, cfg)
+  if config_facts.estimates_kl(c):
+    count += config_facts.compares_with_start(c)
+  for one in feature.used(c):
+    for shape, passes in one.models(c, cfg).values():
+      count += passes * flops_per_token(c, shape) / flops_per_token(c, cfg)
   if config_facts.has_critic(c):
     count += 1 + learning
   return count

@@ -1,7 +1,6 @@
 """What learns in each stage, and the optimizer of it."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -10,8 +9,7 @@ import optax
 from rl_reason.algorithms.objective import Objective
 from rl_reason.base import feature
 from rl_reason.base.structs import TrainState
-from rl_reason.models import critic, decoder, divergence
-from rl_reason.stages.model import reference_shape
+from rl_reason.models import critic, decoder
 from rl_reason.training import learned_parameters, optimizer
 
 Optimizer = tuple[optax.GradientTransformation, TrainState]
@@ -31,21 +29,17 @@ def update_settings(
   """The static arguments of `step.rl_update`."""
   tx, _ = optimizer
   cfg = dataclasses.replace(cfg, router_aux=c.loss.router_aux)
-  compare = None
-  if c.kl.kind == "full":
-    shape = reference_shape(c, cfg)
-    compare = functools.partial(divergence.chunked, shape, c.kl.jsd_beta)
-  of_features = [x for one in feature.used(c) if (x := one.gradient(c, cfg))]
-  return dict(
+  found = dict(
       cfg=cfg,
       tx=tx,
       temperature=c.rollout.temperature,
       objective=objective,
-      compare=compare,
-      stream=of_features[0] if of_features else None,
       max_kl=c.updates.max_kl,
       read=learned(c).read,
   )
+  for one in feature.used(c):
+    found |= one.update(c, cfg)
+  return found
 
 
 def of_critic(

@@ -42,7 +42,6 @@ from rl_reason.stages import (
     scorer,
 )
 from rl_reason.stages.initial_state import initial_state
-from rl_reason.stages.reference import of_kl, planner
 from rl_reason.stages.run_output import open_stage
 from rl_reason.stages.session import Session
 from rl_reason.training import optimizer as optimizer_lib
@@ -64,8 +63,7 @@ def train(
   Args:
     c: the checked config.
     session: what the run has opened.
-    sft_params: initial policy, and the reference policy of a KL without
-      kl.reference.
+    sft_params: initial policy, and the reference policy of a KL.
     critic_params: initial critic, if the advantage needs values.
     counters: cost of value pretraining; None: nothing.
     replay: ends the loop at a step of a run, and sees it; see `lab.replay`.
@@ -80,8 +78,7 @@ def train(
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here and in `build_step`: one function for each part.
-  model, output, tok = session.model, session.output, session.tok
-  cfg, critic_cfg, mesh = model
+  output, (cfg, critic_cfg, mesh) = session.output, session.model
   display = output.display
   on_policy, has_critic = config_facts.on_policy(c), config_facts.has_critic(c)
   reward = build_step.reward(c)
@@ -122,7 +119,7 @@ def train(
         curriculum=c.data.curriculum,
         older=config_facts.older_rows(c),
     )
-  plan_rows = planner(c, mesh, tok, collector.prompts.row)
+  plan_rows = build_step.planner(c, mesh)
   # What the config has beyond the six algorithms: see base/feature.py.
   loop = feature.Loop(
       signal,
@@ -131,6 +128,7 @@ def train(
       session,
       frozen,
       functools.partial(critic_values, critic_params),
+      policy(first),
   )
   state = initial_state(
       c,
@@ -145,15 +143,12 @@ def train(
   )
   certificate = state.certificate = observers.certify(c, session, frozen)
   state.parts.begin(state)
-  ref_logps, compared = of_kl(
-      c,
-      policy(first),
-      trainer_logps,
-      collector.prompts.row,
-      model=model,
-      tok=tok,
-      output=output,
-  )
+  plan_rows = state.parts.planning(plan_rows)
+  ref_logps = None
+  if config_facts.estimates_kl(c):
+    ref_logps = state.parts.reference(trainer_logps) or (
+        lambda plan, *_: trainer_logps(policy(first), plan)[0]
+    )
   total = c.rl.steps
   batch_options = config_facts.batch_options(c)
   # Keywords of `fill_batch`; the other two fields are read above.
@@ -260,7 +255,7 @@ def train(
         models = dict(loop=loop, first=first)
         replay.watch(state, inputs, data_M, coefs, **of_step, **models)
       state.policy, actor_metrics = update(
-          state.policy, *data_M, coefs, frozen, compared, state.parts.beside()
+          state.policy, *data_M, coefs, frozen, state.parts.beside()
       )
       critic_metrics = {}
       if state.critic is not None:

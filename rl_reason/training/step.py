@@ -6,7 +6,7 @@ micro-batches are summed: neither micro-batches nor devices change the result.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import chex
 import jax
@@ -238,12 +238,12 @@ def policy_gradient(
     packed: Packed,
     coefs: dict[str, Array],
     frozen: Tree | None = None,
-    reference: Tree | None = None,
+    compared: Tree | None = None,
     *,
     cfg: decoder.ModelConfig,
     temperature: float,
     objective: Objective,
-    compare: Callable | None = None,
+    compare: tuple[str, Callable] | None = None,
     read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
 ) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
   """The gradient of the loss of one minibatch, its metrics and token weights.
@@ -254,13 +254,16 @@ def policy_gradient(
   def loss_fn(params, packed, rows):
     b, w = rows
     params = read(params, frozen)
-    theirs = params if reference is None else reference
-    of_reference = compare and functools.partial(compare, theirs)
-    logps_BT, entropy_BT, *kl_BT, routing = decoder.packed_logps(
-        params, cfg, packed, temperature, of_reference
+    of_chunks, names = None, ()
+    if compare is not None:
+      theirs = params if compared is None else compared
+      of_chunks, names = functools.partial(compare[1], theirs), compare[:1]
+    logps_BT, entropy_BT, *more, routing = decoder.packed_logps(
+        params, cfg, packed, temperature, of_chunks
     )
+    of_names = dict(zip(names, more, strict=True))
     loss, metrics = objective_lib.loss(
-        objective, logps_BT, entropy_BT, b, w, coefs, *kl_BT
+        objective, logps_BT, entropy_BT, b, w, coefs, of_names
     )
     of_model, more = experts.loss(cfg, routing, packed, w["mean"])
     return loss + of_model, metrics | more
@@ -285,14 +288,13 @@ def rl_update(
     packed_M: Packed,
     coefs: dict[str, Array],
     frozen: Tree | None = None,
-    reference: Tree | None = None,
-    rows_M: Tree | None = None,
+    beside: Mapping[str, Tree] | None = None,
     *,
     cfg: decoder.ModelConfig,
     tx: optax.GradientTransformation,
     temperature: float,
     objective: Objective,
-    compare: Callable | None = None,
+    compare: tuple[str, Callable] | None = None,
     stream: Callable | None = None,
     max_kl: float = 0.0,
     read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
@@ -306,15 +308,17 @@ def rl_update(
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
     frozen: parameters that `read` takes and no update changes; None: the state
       has all parameters.
-    reference: parameters that `compare` reads; None: the policy's own.
-    rows_M: stream -> packed rows and masks of all minibatches, for `stream`.
+    beside: `compared`, the parameters that `compare` reads, or without them
+      the policy's own; and `rows_M`, rows of all minibatches, for `stream`.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
-    compare: static, `divergence.chunked` of the reference, for the KL over the
-      whole vocabulary; None without it.
-    stream: static, `imitation.gradients`, which is added; None for RL alone.
+    compare: static, the name of an array [B, T] that terms of the loss read,
+      and what computes it: after parameters, it takes what `compare` of
+      `decoder.packed_logps` takes; None: there is no such array.
+    stream: static, the gradient of rows beside RL, which is added; None for RL
+      alone.
     max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
       (early stopping of PPO implementations); 0 is off.
     read: static, (learned parameters, frozen) -> those of the model.
@@ -326,6 +330,7 @@ def rl_update(
   """
   chex.assert_rank(batch_M.mask_BT, 3)
 
+  beside = beside or {}
   gradient = functools.partial(
       policy_gradient,
       cfg=cfg,
@@ -338,7 +343,7 @@ def rl_update(
   def minibatch(carry, xs):
     (state, going, index), (b, packed, rows) = carry, xs
     grads, metrics, w = gradient(
-        state.params, b, packed, coefs, frozen, reference
+        state.params, b, packed, coefs, frozen, beside.get("compared")
     )
     if stream is not None:
       more, of_rows = stream(state.params, rows, frozen)
@@ -363,6 +368,7 @@ def rl_update(
     metrics["tokens"] = b.mask_BT.sum()
     return (new, going, index + 1), metrics
 
+  rows_M = beside.get("rows_M")
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
   (state, _, _), by_M = jax.lax.scan(
       minibatch, carry, (without_padding(batch_M), packed_M, rows_M)

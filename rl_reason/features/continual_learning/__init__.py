@@ -43,7 +43,7 @@ class _ContinualLearning(feature.Declaration):
   def used(self, c) -> bool:
     return bool(c.rl.init)
 
-  def files(self, c) -> Iterator[feature.Rule]:
+  def files(self, c, tok, trains) -> Iterator[feature.Rule]:
     if not pathlib.Path(c.rl.init).is_dir():
       yield "rl.init", (
           "there is no such directory; name the work directory of a run"

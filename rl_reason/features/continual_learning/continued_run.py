@@ -9,8 +9,10 @@ import optax
 
 from rl_reason.base import config as config_lib, feature, resume_rules
 from rl_reason.base.errors import RunError
+from rl_reason.base.fields import FIELDS
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checks import config_facts
 from rl_reason.features.continual_learning import forgetting
 from rl_reason.stages import initial_state, optimizers, trained_parameters
 from rl_reason.stages.model import Model, critic_config
@@ -103,12 +105,12 @@ def carry_over(
     state.critic = _continued(
         c, where, "critic", state.critic, arrays["critic"]
     )
-  own = c.kl.kind != "none" and c.kl.self_teacher != "current"
-  if own and not c.kl.reference:
+  if config_facts.compares_with_start(c):
+    remedy = f"; kl.reference = {c.rl.init!r} compares with that policy"
     say(
         f"kl.kind = {c.kl.kind!r}: the KL compares with its SFT policy, and not"
-        f" with the policy that {where} continues; kl.reference ="
-        f" {c.rl.init!r} compares with that policy"
+        f" with the policy that {where} continues"
+        + remedy * ("kl.reference" in FIELDS)  # of a feature, which may be gone
     )
   kept = "with" if c.rl.init_optimizer else "without"
   say(

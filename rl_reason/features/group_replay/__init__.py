@@ -79,7 +79,7 @@ class _GroupReplay(feature.Declaration):
           " 'difficulty'"
       )
 
-  def files(self, c) -> Iterator[feature.Rule]:
+  def files(self, c, tok, trains) -> Iterator[feature.Rule]:
     place = c.rollout.replay_from
     if place and not pathlib.Path(place).is_dir():
       yield "rollout.replay_from", (

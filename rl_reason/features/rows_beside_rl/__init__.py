@@ -53,20 +53,20 @@ class _RowsBesideRL(feature.Declaration):
     if c.streams.text and not c.streams.text_sources:
       yield "streams.text", "has no rows: name files in streams.text_sources"
 
-  def gradient(self, c, cfg):
+  def update(self, c, cfg):
     from rl_reason.features.rows_beside_rl import streams
 
-    return streams.gradient_of(c, cfg, _coefs(c))
+    return dict(stream=streams.gradient_of(c, cfg, _coefs(c)))
 
-  def abstract_rows(self, c, packed, by_row):
+  def abstract(self, c, shapes):
     length, out = c.rollout.max_tokens, {}
     for name in _coefs(c):
       rows = c.streams[f"{name}_batch"]
       every_token = c.rollout.max_prompt + length - 1
       predicted = every_token if name == "text" else length
-      mask = by_row(bool, predicted, rows=rows)
-      out[name] = packed(rows, predicted), mask
-    return out
+      mask = shapes.by_row(bool, predicted, rows=rows)
+      out[name] = shapes.packed(rows, predicted), mask
+    return dict(rows_M=out)
 
   def start(self, c, loop: feature.Loop) -> feature.Part:
     from rl_reason.features.rows_beside_rl import streams

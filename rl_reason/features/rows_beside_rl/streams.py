@@ -44,9 +44,10 @@ class Streams(feature.Part):
     self._streams, self._steps = streams, steps
     self._packed_rows, self._mesh = packed_rows, mesh
 
-  def beside(self) -> dict[str, tuple[Packed, Array]]:
+  def beside(self) -> dict[str, dict[str, tuple[Packed, Array]]]:
     """The rows of an RL step on the mesh: packed, and masks [M, B, T]."""
-    return {name: self._take(*x) for name, x in self._streams.items()}
+    found = {name: self._take(*x) for name, x in self._streams.items()}
+    return dict(rows_M=found)
 
   def _take(self, stream: Any, pack: Pack) -> tuple[Packed, Array]:
     rows = [pack(next(stream)) for _ in range(self._steps)]

@@ -104,11 +104,12 @@ def check(c, tok: Any) -> None:
       )
   length = config_facts.row_slots(c)
   if source and length > source.context:
-    prompt = "kl" if c.kl.privileged else "rollout"
+    prompts = config_facts.longest_prompts(c)
+    prompt = max(prompts, key=prompts.__getitem__)
     rules.refuse(
         c,
         FIELD,
-        f"takes {source.context} tokens, and {prompt}.max_prompt and"
+        f"takes {source.context} tokens, and {prompt} and"
         f" rollout.max_tokens make {length}: lower one of them, or use a"
         " teacher with a longer context",
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +13,22 @@ import tiny
 import tiny_session
 
 from configs import base
-from rl_reason.algorithms import loss_terms, objective, reductions, surrogates
+from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.base import feature
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Rollouts
 from rl_reason.checks import config_checks, replay_rules
-from rl_reason.data import (
-    datasets,
-    pipelines,
+from rl_reason.data import datasets, pipelines, tokenizer
+from rl_reason.features.distillation import (
+    divergence,
+    privileged,
     privileged_prompts as text,
-    tokenizer,
+    teacher,
 )
-from rl_reason.models import decoder, divergence
-from rl_reason.stages import compile_ahead, reference
+from rl_reason.models import decoder
+from rl_reason.stages import build_step, compile_ahead
 from rl_reason.tasks import Row
-from rl_reason.training import packing, privileged, step
+from rl_reason.training import packing, step
 
 CFG = dataclasses.replace(tiny.CFG, layers=1)
 ROWS = [Row("1+1=", "2"), Row("12+30=", "42"), Row("5-1+1=", "5")]
@@ -145,7 +148,7 @@ def test_the_teacher_is_the_policy_that_has_read_the_answer():
   o = objective.Objective(
       surrogates.reinforce,
       reductions.token_mean,
-      loss_terms.terms(kl="full"),
+      divergence.TERMS,
   )
   compare = functools.partial(divergence.chunked, CFG, 1.0)
   gradient = jax.jit(
@@ -154,7 +157,7 @@ def test_the_teacher_is_the_policy_that_has_read_the_answer():
           cfg=CFG,
           temperature=1.0,
           objective=o,
-          compare=compare,
+          compare=("full_kl_BT", compare),
       )
   )
   coefs = dict(kl=jnp.float32(1), entropy=jnp.float32(0))
@@ -207,8 +210,12 @@ def test_the_update_compiles_ahead_for_these_rows(tmp_path):
   c = settings(kl__self_teacher="current", kl__max_prompt=14)
   session = tiny_session.make_session(tmp_path, c)
   rows = {0: ROWS[0]}
+  prompts = types.SimpleNamespace(row=rows.__getitem__)
+  collector = types.SimpleNamespace(prompts=prompts)
+  loop = feature.Loop(None, None, collector, session)
   with jax.set_mesh(session.mesh):
-    plan = reference.planner(c, session.mesh, tiny.TOK, rows.__getitem__)
+    part = teacher.Teacher(c, loop)
+    plan = part.planning(build_step.planner(c, session.mesh))
     r = rollouts(np.random.default_rng(0))
     r = jax.tree.map(lambda x: np.repeat(x[2:3], c.rollout.batch, 0), r)
     more = np.zeros((c.rollout.batch, c.rollout.max_tokens - tiny.T))
@@ -218,7 +225,7 @@ def test_the_update_compiles_ahead_for_these_rows(tmp_path):
     )
     found = plan(r, 0).packed_M
     args = compile_ahead.update_arguments(c, session.model)
-  assert args[5] is None
+  assert args[5] == part.beside() == {}
   shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (found, args[2]))
   assert shapes[0] == shapes[1]
 

@@ -16,9 +16,9 @@ from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import config_checks, file_checks, path_contents
 from rl_reason.checks.rules import Faults
 from rl_reason.data import tokenizer
+from rl_reason.features.distillation import scoring, teacher, teacher_server
 from rl_reason.lab import memory_formula
-from rl_reason.rollout import scoring
-from rl_reason.stages import observers, reference, rl, teacher_server
+from rl_reason.stages import observers, rl
 from rl_reason.training import packing
 
 URL = "http://127.0.0.1:8000"
@@ -155,7 +155,7 @@ def test_a_run_asks_its_teacher_for_every_response(tmp_path, monkeypatch):
     tiny_session.call(rl.train, session, params)
   lines = tiny_session.logged(tmp_path)
   [line] = [x for x in lines if x["stage"] == "rl"]
-  texts = teacher_server.PROBES + reference.PROMPTS
+  texts = teacher_server.PROBES + teacher.PROMPTS
   assert 0 < len(asked) - c.rollout.batch <= 2 * texts
   assert line["kl/reference"] > 3  # mean id minus entropy
 

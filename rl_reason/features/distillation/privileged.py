@@ -33,7 +33,7 @@ def plan(
     prompts: ids -> prompts of the reference, with room for the policy's.
 
   Returns:
-    the plan, whose packed rows have the field `reference`.
+    the plan; `Packed.further` has the rows as the reference reads them.
   """
   ids, row_B = np.unique(rollouts.ids_B, return_inverse=True)
   real = ids >= 0  # others are padding, whose rows are not packed
@@ -68,7 +68,7 @@ def plan(
       record["their_at"],
   )
   own = _only(packed_M, record["own_at"])
-  return PackingPlan(order_MB, own.replace(reference=reference))
+  return PackingPlan(order_MB, own.replace(further=reference))
 
 
 def _only(packed: Packed, at_RL: np.ndarray) -> Packed:
@@ -85,10 +85,10 @@ def _only(packed: Packed, at_RL: np.ndarray) -> Packed:
 
 def of_reference(packed: Packed) -> Packed:
   """The rows as the reference reads them, of the same structure."""
-  read = packed.reference
+  read = packed.further
   if read is None:
     return packed
-  return read.replace(source_BT=packed.source_BT, reference=read)
+  return read.replace(source_BT=packed.source_BT, further=read)
 
 
 def plan_of_reference(found: PackingPlan) -> PackingPlan:

@@ -16,21 +16,25 @@ from checkpoints import with_tokenizer
 from tiny_session import call
 
 from configs import base, distill
-from rl_reason.algorithms import advantages, credit, kl, objective
+from rl_reason.algorithms import advantages, credit, objective
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import (
     config_checks,
     file_checks,
     path_contents,
-    reference_policy,
     replay_rules,
 )
 from rl_reason.checks.rules import Faults
 from rl_reason.data import tokenizer
+from rl_reason.features.distillation import (
+    divergence,
+    reference_policy,
+    teacher,
+)
 from rl_reason.lab import memory_formula
-from rl_reason.models import decoder, divergence
-from rl_reason.stages import build_step, model, observers, reference, rl
+from rl_reason.models import decoder
+from rl_reason.stages import build_step, observers, rl
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 checkpoint = functools.partial(checkpoints.checkpoint, kind="qwen3")
@@ -57,7 +61,7 @@ def test_the_divergence_by_hand(beta, value):
   """p = (1/2, 1/2), q = (1/4, 3/4); the third token is impossible."""
   p, q = np.log([[0.5, 0.5, 1e-38]]), np.log([[0.25, 0.75, 1e-38]])
   p[:, 2] = q[:, 2] = -1e30  # as a padded vocabulary has it
-  close(kl.full(jnp.float32(p), jnp.float32(q), beta=beta), [value])
+  close(divergence.full(jnp.float32(p), jnp.float32(q), beta=beta), [value])
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
@@ -73,7 +77,7 @@ def test_tokens_that_are_excluded_add_nothing(beta, both):
   ref = jax.nn.log_softmax(ref)
 
   def of(logits):
-    return kl.full(jax.nn.log_softmax(logits), ref, beta=beta).sum()
+    return divergence.full(jax.nn.log_softmax(logits), ref, beta=beta).sum()
 
   value, grad = jax.value_and_grad(of)(logits)
   finite = lambda x: jnp.where(jnp.isinf(x), -1e30, x)  # noqa: E731
@@ -101,7 +105,7 @@ def test_the_gradient_by_hand_is_that_of_the_definition(beta):
   def of(fn):
     return jax.value_and_grad(lambda x: fn(x).sum())(logits)
 
-  got = of(lambda x: kl.full(jax.nn.log_softmax(x), ref, beta=beta))
+  got = of(lambda x: divergence.full(jax.nn.log_softmax(x), ref, beta=beta))
   wanted = of(lambda x: by_softmax(x, ref, beta))
   close(got[0], wanted[0])
   close(got[1], wanted[1])
@@ -194,7 +198,9 @@ def test_the_full_kl_is_a_term_of_the_loss():
   w = objective.token_weights(o, b)
   full = jnp.array([[0.3, 0.6], [0.0, 5.0]])
   coefs = dict(kl=jnp.float32(2), entropy=jnp.float32(0))
-  total, metrics = objective.loss(o, zeros, zeros, b, w, coefs, full)
+  total, metrics = objective.loss(
+      o, zeros, zeros, b, w, coefs, dict(full_kl_BT=full)
+  )
   close(total, 0.6)
   close(metrics["kl_loss"], 0.3)
   close(metrics["kl/reference"], 0.3)
@@ -241,7 +247,9 @@ def test_both_forms_have_the_gradient_of_the_reverse_kl():
   of_tokens = jax.jacobian(lambda x: jax.nn.log_softmax(x)[0])(logits)[:, 0]
   advantage = (teacher - logps)[0]
   sampled = jnp.einsum("v,v,vd->d", jnp.exp(logps[0]), advantage, of_tokens)
-  exact = jax.grad(lambda x: kl.full(jax.nn.log_softmax(x), teacher).sum())
+  exact = jax.grad(
+      lambda x: divergence.full(jax.nn.log_softmax(x), teacher).sum()
+  )
   close(sampled, -exact(logits)[0])
 
 
@@ -280,7 +288,7 @@ def test_a_top_k_reverse_kl_lets_mass_escape():
   assert top_2(teacher) == 0
 
   def full(logps):
-    return kl.full(logps[None], teacher[None])[0]
+    return divergence.full(logps[None], teacher[None])[0]
 
   close(descend(full), np.exp(TEACHER), rtol=1e-3)
 
@@ -331,7 +339,7 @@ def test_a_teacher_of_another_shape(student, tmp_path):
   """It keeps its own shape, and its passes count as its FLOPs."""
   large = with_tokenizer(checkpoint(tmp_path / "large", num_hidden_layers=6))
   session = session_of(student, large, tmp_path / "run")
-  params = call(reference.teacher, session)
+  params = call(teacher.load, session)
   _, wanted = checkpoints.load(large)
   assert tiny_session.digest(params) == tiny_session.digest(wanted)
   of = memory_formula.estimate(
@@ -373,7 +381,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(student, tmp_path):
   refused(student, bare, "has no tokenizer; add its own")
   refused(student, tmp_path / "none", "there is no such directory")
   with pytest.raises(ConfigError, match="has another tokenizer"):
-    call(reference.teacher, session_of(student, other, tmp_path / "run"))
+    call(teacher.load, session_of(student, other, tmp_path / "run"))
 
 
 def test_a_teacher_that_ends_responses_otherwise_is_refused(student, tmp_path):
@@ -419,7 +427,7 @@ def test_a_run_is_a_teacher(tmp_path):
   c = tiny_session.tiny_config()
   c.kl.reference, c.model.logprob_chunk = str(path), 5
   reference_policy.check(c, tiny.TOK)
-  shape = model.reference_shape(c, tiny.CFG)
+  shape = teacher.shape(c, tiny.CFG)
   assert (shape.layers, shape.width, shape.logprob_chunk) == (3, 16, 5)
   assert (shape.vocab, shape.tokens) == (tiny.CFG.vocab, tiny.CFG.tokens)
   other = work_directory(tmp_path / "other", **{"data.template": "dapo"})

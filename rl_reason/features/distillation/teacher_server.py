@@ -14,8 +14,8 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import config_facts
 from rl_reason.data import tokenizer
+from rl_reason.features.distillation import scoring
 from rl_reason.monitoring.display import Display
-from rl_reason.rollout import scoring
 from rl_reason.training.packing import PackingPlan
 
 PROBES, LENGTH = 16, 32  # texts that compare the tokenizers, and their tokens

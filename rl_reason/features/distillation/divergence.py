@@ -7,12 +7,66 @@ backward pass. The models need the same tokens, but not the same shape.
 import functools
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from rl_reason.algorithms import kl
+from rl_reason.algorithms import reductions
+from rl_reason.algorithms.objective import Term
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.models import decoder
+
+
+def full(logps_XV: Array, ref_logps_XV: Array, *, beta: float = 1.0) -> Array:
+  """The divergence of policy p and reference q over the whole vocabulary.
+
+  The generalized Jensen-Shannon divergence of GKD (arXiv:2306.13649, sec 2),
+  beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p. At
+  both ends of beta it would be 0; as in TRL, beta 0 is the forward KL(q || p)
+  and beta 1 the reverse KL(p || q).
+
+  The gradient by log p is written by hand. It leaves out multiples of p, which
+  normalized log-probs cancel: where p = q it is exactly 0.
+
+  Args:
+    logps_XV: [X, V] of the policy.
+    ref_logps_XV: [X, V] of the reference; no gradient.
+    beta: in [0, 1].
+
+  Returns:
+    [X], in nats.
+  """
+  chex.assert_equal_shape([logps_XV, ref_logps_XV])
+  fixed_XV = jax.lax.stop_gradient(logps_XV)
+  p_XV, q_XV = jnp.exp(fixed_XV), jnp.exp(ref_logps_XV)
+  # A token that both exclude (a logit of -inf) adds 0 to all.
+  none_XV = jnp.isneginf(fixed_XV) & jnp.isneginf(ref_logps_XV)
+  ratio_XV = jnp.where(none_XV, 0, ref_logps_XV - fixed_XV)  # log q / p
+  if beta == 1:
+    value_XV = slope_XV = jnp.where(p_XV > 0, -p_XV * ratio_XV, 0)
+  elif beta == 0:
+    value_XV = jnp.where(q_XV > 0, q_XV * ratio_XV, 0)
+    slope_XV = p_XV - q_XV
+  else:
+    ratio_XV = jnp.clip(ratio_XV, -80, 80)  # exp(80) fits into float32
+    mixed_XV = jnp.log1p(beta * jnp.expm1(ratio_XV))  # log m / p
+    slope_XV = -(1 - beta) * p_XV * mixed_XV
+    value_XV = beta * q_XV * (ratio_XV - mixed_XV) + slope_XV
+  slope_XV = jax.lax.stop_gradient(slope_XV)
+  change_XV = jnp.where(jnp.isneginf(fixed_XV), 0, logps_XV - fixed_XV)
+  return jnp.sum(value_XV + slope_XV * change_XV, -1)
+
+
+def full_kl(full_kl_BT: Array) -> Array:
+  """`full` of the tokens of responses."""
+  return full_kl_BT
+
+
+# The term of the loss, and its mean over tokens.
+TERMS = (
+    Term("kl_loss", full_kl, "kl"),
+    Term("kl/reference", full_kl, 0, reductions.token_mean),
+)
 
 
 def chunked(
@@ -32,9 +86,9 @@ def chunked(
 
   Args:
     ref_cfg: static shape of the reference.
-    beta: of `kl.full`.
+    beta: of `full`.
     reference: parameters of the reference; no gradient.
-    packed: the rows; the reference reads `packed.reference`, if there is one.
+    packed: the rows; the reference reads `packed.further`, if there is any.
     take: puts arrays [R, L, ...] into the order of hidden_WXD.
     cfg: static shape of the policy, as all that follows, of
       `decoder.packed_logps`.
@@ -48,7 +102,7 @@ def chunked(
     [W, X] each, 0 beyond `count`.
   """
   reference = jax.lax.stop_gradient(reference)
-  read = packed if packed.reference is None else packed.reference
+  read = packed if packed.further is None else packed.further
   theirs_RLD, _ = decoder.hidden(reference, ref_cfg, read)
   name = "embed" if ref_cfg.tied else "head"
   fixed = {name: reference[name]}, take(theirs_RLD), targets_WX, count
@@ -74,7 +128,7 @@ def _of_chunk(how, head, hidden_XD, ref_head, theirs_XD, target_X):
   return (
       jnp.take_along_axis(logps_XV, target_X[:, None], 1)[:, 0],
       -jnp.sum(probs_XV * possible_XV, -1),
-      kl.full(logps_XV, ref_logps_XV, beta=beta),
+      full(logps_XV, ref_logps_XV, beta=beta),
   )
 
 
