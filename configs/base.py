@@ -199,6 +199,7 @@ def get_config():
   )
   c.kl = section(  # to the policy that RL starts from
       "kl",
+      # Estimated from the sampled tokens, or what a feature computes.
       kind=choice("none", *ESTIMATORS, needs="kl.coef"),
       # reward: subtracted from the reward of each token.
       place=choice("loss", "reward", needs="kl.kind"),

@@ -41,7 +41,7 @@ def test_every_config_has_a_golden_step():
   others |= {"lines", "python", "reasoning_gym"}
   others |= {"chain"}  # PPO and VAPO as they are, on another task
   others |= {"speedrun"}  # DAPO, with other sizes
-  others |= {"distill"}  # tests/test_distillation.py
+  others |= {"distill"}  # tests/features/distillation
   others |= {"smollm2"}  # DAPO of a pretrained model
   others |= {"trl_grpo"}  # tests/test_trl_defaults.py compares it with TRL
   scripts = {"ppo_reward_model"}  # examples/iterative_grpo.py --ppo
