@@ -7,8 +7,11 @@ from rl_reason.base import fields
 from rl_reason.configs import base
 
 
-def of(names) -> set[str]:
-  """The fields of features, by the names of their folders."""
+def of(names, changed=False) -> set[str]:
+  """The fields of features, by the names of their folders.
+
+  With `changed` also the fields of the core to which they add values.
+  """
   base.get_config()
   others = [x for x in features.FEATURES if x not in names]
   with pytest.MonkeyPatch.context() as patch:
@@ -16,9 +19,13 @@ def of(names) -> set[str]:
     patch.setattr(fields, "FIELDS", {})
     features.declared.cache_clear()
     base.get_config()
-    found = {*fields.FIELDS}
+    found = {**fields.FIELDS}
   features.declared.cache_clear()
-  return fields.FIELDS.keys() - found
+  return {
+      name
+      for name, spec in fields.FIELDS.items()
+      if name not in found or (changed and spec != found[name])
+  }
 
 
 def there(**changes):

@@ -63,7 +63,7 @@ def test_a_feature_brings_its_page_and_its_tests(name):
 @pytest.mark.parametrize("name", features.FEATURES)
 def test_marks_are_known_and_of_its_fields(name):
   one = features.declared()[features.FEATURES.index(name)]
-  own = feature_fields.of([name])
+  own = feature_fields.of([name], changed=True)
   for mark, of_mark in one.marks.items():
     assert mark in field_marks.MARKS
     assert (mark in field_marks.VALUES) == isinstance(of_mark, Mapping), mark
@@ -91,8 +91,34 @@ def test_fields_of_marks(monkeypatch):
   assert feature.marked("lag", c) == {"a.x": True, "a.y": True}
   assert feature.set_fields(c, "lag") == {"a.y": 3, "b": 2}
   assert feature.marked("machine") == {}
+  assert feature.said(c, "lag") == {"a.y": True, "b": True}
   assert feature.first(c, "terms") == ()
   assert feature.first(c, "player") is None and not feature.judge(c)
+
+
+def test_what_a_mark_says_may_depend_on_the_value(monkeypatch):
+  one = feature.Declaration()
+  one.marks = {
+      "unshared": {
+          "a": lambda value: value > 2 and "a is large",
+          "b": lambda value: value > 2 and "b is large",
+          "c": "c is set",
+          "d": "d is set",
+      }
+  }
+  monkeypatch.setattr(features, "declared", lambda: (one,))
+  c = dict(a=3, b=1, c=1, d=0)
+  assert feature.said(c, "unshared") == dict(a="a is large", c="c is set")
+
+
+def test_a_feature_adds_values_to_a_choice(monkeypatch):
+  known = dict(a=fields.choice("none", "own", needs="b"))
+  monkeypatch.setattr(fields, "FIELDS", known)
+  fields.widen("a", "other")
+  fields.widen("a", "other")
+  assert known["a"].choices == ("none", "own", "other")
+  assert (known["a"].default, known["a"].needs) == ("none", ("b",))
+  assert known["a"].problem("no") == "must be one of none, own, other"
 
 
 class Counted(feature.Part):
@@ -103,6 +129,9 @@ class Counted(feature.Part):
 
   def collecting(self, collect, samples):
     return lambda: [*collect(), self.name, samples]
+
+  def planning(self, plan_rows):
+    return lambda rows: [*plan_rows(rows), self.name]
 
   def exchange(self, rows, step):
     self.count += rows
@@ -146,7 +175,7 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   monkeypatch.setattr(features, "declared", lambda: [*map(Declared, made)])
   assert len(feature.used(None)) == 3  # the second one is off
   parts = feature.start(None, None)
-  assert parts.older() == "groups" and parts.beside() is None
+  assert parts.older() == "groups" and parts.beside() == {}
   assert feature.start(None, None).evaluated({}, 0) == {}
   assert parts.exchange(2, 0) == {"a/rows": 2, "b/rows": 2}
   saved, host = parts.arrays(), parts.host()
@@ -154,6 +183,8 @@ def test_the_parts_of_a_run_are_one(monkeypatch):
   parts.restore(saved, host)
   assert parts.arrays() == dict(a=12, b=2)
   assert parts.collecting(lambda: [0], 1)() == [0, "a", 1, "b", 1]
+  assert parts.planning(lambda rows: [rows])(7) == [7, "a", "b"]
+  assert parts.reference(None) is None
   parts.wait()
   assert parts.arrays() == dict(a=0, b=0) and made[0].open
   parts.close()
