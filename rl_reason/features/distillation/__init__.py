@@ -11,25 +11,14 @@ from typing import Any
 
 from rl_reason.base import config, feature, fields
 from rl_reason.base.fields import choice, field, number, path, section
-
-FULL = "full"  # the kind of a KL over the whole vocabulary
-ARRAY = "full_kl_BT"  # what terms of the loss call it
-
-
-def on_server(c) -> bool:
-  """Whether the teacher runs on a server."""
-  return _is_url(c.kl.reference)
-
-
-def _is_url(reference: str) -> bool:
-  return reference.startswith(("http://", "https://"))
+from rl_reason.features.distillation import teacher_facts
 
 
 def _content(place: str) -> str:
   """A run that has gone on is another teacher; a server may move."""
   from rl_reason.checks import path_contents
 
-  if _is_url(place):
+  if teacher_facts.is_url(place):
     return "a server"
   root = pathlib.Path(place)
   if (root / "checkpoints").is_dir():
@@ -38,32 +27,21 @@ def _content(place: str) -> str:
   return path_contents.of_files([root], path_contents.MODEL_FILES)
 
 
-def is_full(c) -> bool:
-  """Whether the KL is computed over the whole vocabulary."""
-  return c.kl.kind == FULL
-
-
-def prompt_slots(c) -> int:
-  """Tokens of the longest prompt of the reference."""
-  if not c.kl.privileged:
-    return c.rollout.max_prompt
-  return c.kl.max_prompt or 2 * c.rollout.max_prompt
-
-
 def _terms_of_full_kl(c) -> Iterator[feature.Rule]:
   """Terms of the user that read a KL which is not computed."""
   from rl_reason.checks import own_functions
 
+  array = teacher_facts.ARRAY
   for own in own_functions.terms(c):
-    if ARRAY in own.inputs:
-      yield "loss.terms", f"{own.label} takes {ARRAY}: set kl.kind = 'full'"
+    if array in own.inputs:
+      yield "loss.terms", f"{own.label} takes {array}: set kl.kind = 'full'"
 
 
 class _Distillation(feature.Declaration):
-  inputs = {"loss.terms": (ARRAY,)}
+  inputs = {"loss.terms": (teacher_facts.ARRAY,)}
   needs = {
       "a server": lambda c: (
-          not on_server(c)
+          not teacher_facts.on_server(c)
           and "kl.reference names no server, as http://127.0.0.1:8000 does"
       )
   }
@@ -80,20 +58,21 @@ class _Distillation(feature.Declaration):
       "not_replayed": {"kl.reference": "a replay loads no teacher"},
       "unreplayed": {
           "kl.kind": lambda kind: (
-              kind == FULL and "takes no gradient over the whole vocabulary"
+              kind == teacher_facts.FULL
+              and "takes no gradient over the whole vocabulary"
           ),
           "kl.privileged": "reads no prompts of the reference",
       },
       "unshared": {
           "kl.privileged": "a reference reads prompts of its own",
           "kl.reference": lambda place: (
-              _is_url(place) and "a server reads whole sequences"
+              teacher_facts.is_url(place) and "a server reads whole sequences"
           ),
       },
   }
 
   def fields(self, c) -> None:
-    fields.widen("kl.kind", FULL)
+    fields.widen("kl.kind", teacher_facts.FULL)
     config.extend(
         c,
         "kl",
@@ -139,19 +118,19 @@ class _Distillation(feature.Declaration):
     )
 
   def used(self, c) -> bool:
-    return bool(is_full(c) or c.kl.reference or c.kl.privileged)
+    return bool(teacher_facts.is_full(c) or c.kl.reference or c.kl.privileged)
 
   def rules(self, c) -> Iterator[feature.Rule]:
     k = c.kl
-    if is_full(c) and k.place == "reward":
+    if teacher_facts.is_full(c) and k.place == "reward":
       yield "kl.place", (
           "the full KL is a term of the loss: use 'loss', or kl.kind = 'k1'"
       )
     if k.privileged:
       yield from self._of_privileged(c)
-    if on_server(c):
+    if teacher_facts.on_server(c):
       yield from self._of_server(c)
-    if not is_full(c):
+    if not teacher_facts.is_full(c):
       yield from self.without(c)
 
   def without(self, c) -> Iterator[feature.Rule]:
@@ -169,7 +148,7 @@ class _Distillation(feature.Declaration):
           "has no {prompt}, which stands for what the policy reads; write for"
           " instance '{prompt} The answer is {answer}.'"
       )
-    if prompt_slots(c) < c.rollout.max_prompt:
+    if teacher_facts.prompt_slots(c) < c.rollout.max_prompt:
       yield "kl.max_prompt", (
           f"the prompt itself has up to rollout.max_prompt ="
           f" {c.rollout.max_prompt} tokens: raise it"
@@ -177,7 +156,7 @@ class _Distillation(feature.Declaration):
 
   def _of_server(self, c) -> Iterator[feature.Rule]:
     """A teacher on a server."""
-    if is_full(c):
+    if teacher_facts.is_full(c):
       yield "kl.kind", (
           "a server gives log-probs of given tokens, and not of the whole"
           " vocabulary: use 'k1' with kl.place = 'reward', k2 or k3, or name a"
@@ -190,38 +169,46 @@ class _Distillation(feature.Declaration):
       )
 
   def files(self, c, tok: Any, trains: bool) -> Iterator[feature.Rule]:
-    if trains and c.kl.reference and not on_server(c):
+    if trains and c.kl.reference and not teacher_facts.on_server(c):
       from rl_reason.features.distillation import reference_policy
 
       reference_policy.check_files(c, tok)
     yield from ()
 
   def prompts(self, c) -> dict[str, int]:
-    return {"kl.max_prompt": prompt_slots(c)} if c.kl.privileged else {}
+    return (
+        {"kl.max_prompt": teacher_facts.prompt_slots(c)}
+        if c.kl.privileged
+        else {}
+    )
 
   def passes(self, c) -> float:
     """A pass of another model counts in `models`; of a server, not at all."""
     if c.kl.reference:
       return 0
-    return c.updates.epochs if is_full(c) else c.kl.self_teacher == "current"
+    return (
+        c.updates.epochs
+        if teacher_facts.is_full(c)
+        else c.kl.self_teacher == "current"
+    )
 
   def models(self, c, cfg: Any) -> dict[str, tuple[Any, float]]:
-    if not c.kl.reference or on_server(c):
+    if not c.kl.reference or teacher_facts.on_server(c):
       return {}
     from rl_reason.features.distillation import teacher
 
-    passes = c.updates.epochs if is_full(c) else 1
+    passes = c.updates.epochs if teacher_facts.is_full(c) else 1
     return {"teacher (kl.reference)": (teacher.shape(c, cfg), passes)}
 
   def terms(self, c) -> tuple[Any, ...]:
     from rl_reason.features.distillation import divergence
 
-    return divergence.TERMS if is_full(c) else ()
+    return divergence.TERMS if teacher_facts.is_full(c) else ()
 
   def update(self, c, cfg: Any) -> dict[str, Any]:
     from rl_reason.features.distillation import teacher
 
-    return teacher.update(c, cfg) if is_full(c) else {}
+    return teacher.update(c, cfg) if teacher_facts.is_full(c) else {}
 
   def abstract(self, c, shapes: Any) -> dict[str, Any]:
     from rl_reason.features.distillation import teacher

@@ -14,12 +14,12 @@ from typing import Any
 from rl_reason import hf
 from rl_reason.base import feature
 from rl_reason.base.structs import Array, Tree
-from rl_reason.features import distillation
 from rl_reason.features.distillation import (
     divergence,
     privileged,
     privileged_prompts,
     reference_policy,
+    teacher_facts,
     teacher_server,
 )
 from rl_reason.models import decoder
@@ -46,7 +46,7 @@ class Teacher(feature.Part):
 
   def __init__(self, c, loop: feature.Loop):
     self._c, self._loop, self._params = c, loop, loop.first
-    if c.kl.reference and not distillation.on_server(c):
+    if c.kl.reference and not teacher_facts.on_server(c):
       session = loop.session
       self._params = load(
           c, model=session.model, tok=session.tok, output=session.output
@@ -64,7 +64,7 @@ class Teacher(feature.Part):
         c.kl.privileged,
         row=self._loop.collector.prompts.row,
         tok=self._loop.session.tok,
-        slots=distillation.prompt_slots(c),
+        slots=teacher_facts.prompt_slots(c),
     )
     return functools.partial(
         privileged.plan, plan_rows=plan_rows, prompts=prompts
@@ -74,7 +74,7 @@ class Teacher(feature.Part):
     """The log-probs of the teacher, after the prompts of the reference."""
     c, session = self._c, self._loop.session
     display = session.output.display
-    if distillation.on_server(c):
+    if teacher_facts.on_server(c):
       row = self._loop.collector.prompts.row
       prompts = [row(x).prompt for x in range(PROMPTS)]
       asked = teacher_server.log_probs(c, session.tok, display, prompts)
@@ -94,7 +94,7 @@ class Teacher(feature.Part):
   def beside(self) -> dict[str, Tree]:
     """The parameters that the full KL compares with."""
     c = self._c
-    reads = distillation.is_full(c) and not _is_current(c)
+    reads = teacher_facts.is_full(c) and not _is_current(c)
     return dict(compared=self._params) if reads else {}
 
 
@@ -105,7 +105,7 @@ def _is_current(c) -> bool:
 
 def shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
   """The static shape of the reference; `cfg` is of the policy."""
-  if not c.kl.reference or distillation.on_server(c):
+  if not c.kl.reference or teacher_facts.on_server(c):
     return cfg
   theirs, source = reference_policy.find(c)
   vocab = source.cfg.vocab if source else cfg.vocab
@@ -115,7 +115,7 @@ def shape(c, cfg: decoder.ModelConfig) -> decoder.ModelConfig:
 def update(c, cfg: decoder.ModelConfig) -> dict[str, Any]:
   """The static argument `compare` of `step.rl_update`, of the full KL."""
   compare = functools.partial(divergence.chunked, shape(c, cfg), c.kl.jsd_beta)
-  return dict(compare=(distillation.ARRAY, compare))
+  return dict(compare=(teacher_facts.ARRAY, compare))
 
 
 def abstract(c, shapes: compile_ahead.Shapes) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def abstract(c, shapes: compile_ahead.Shapes) -> dict[str, Any]:
   if c.kl.privileged:
     theirs = shapes.packed_M.replace(source_BT=None)
     out["packed_M"] = shapes.packed_M.replace(further=theirs)
-  if distillation.is_full(c) and not _is_current(c):
+  if teacher_facts.is_full(c) and not _is_current(c):
     out["compared"] = shapes.policy
     if c.kl.reference:
       cfg = shape(c, shapes.cfg)
