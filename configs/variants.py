@@ -1,7 +1,6 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
-Mixture of experts, corrections of the mismatch of sampler and trainer,
-shaped rewards, other critics, reward models, serving,
+Mixture of experts, shaped rewards, other critics, reward models, serving,
 generated data: see docs/techniques.md.
 """
 
@@ -114,7 +113,6 @@ def add(c) -> None:
       timeout=number(60.0, low=1e-3, needs="reward.functions"),
       truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
   )
-  c.correction = function("correction")  # of sampler/trainer mismatch: truncate
   extend(
       "loss",
       # Load balance of experts, also of SFT.

@@ -19,7 +19,6 @@ from conformance.adapters import __main__ as worker, ours
 from rl_reason.algorithms import (
     advantage_variants,
     advantages,
-    corrections,
     credit,
     kl,
     objective,
@@ -32,6 +31,7 @@ from rl_reason.algorithms import (
 from rl_reason.base.structs import Rollouts
 from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling
+from rl_reason.features.mismatch_corrections import corrections
 from rl_reason.models import decoder
 
 CASES = {x.name: x for x in cases.CASES}

@@ -11,7 +11,7 @@ import pytest
 import tiny_session
 from advantage_inputs import function
 
-from rl_reason.algorithms import corrections, credit, reductions, variants
+from rl_reason.algorithms import credit, reductions, variants
 from rl_reason.checks import config_facts
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
@@ -429,43 +429,21 @@ def undecided(advantages_BT, entropy_BT, mask_BT):
   return jnp.where(entropy_BT > mean, advantages_BT, 0)
 
 
-def test_advantages_are_adjusted_before_they_are_corrected():
-  """The second of three; a correction halves what is left."""
+def test_advantages_are_adjusted_in_turn():
+  """The second of three; what is left is halved, with a metric."""
   entropy_BT = np.array([[0.1, 0.9, 0.2], [0.3, 0.8, 9], [0.7, 9, 9], [0] * 3])
   rows = arrays(entropy_BT=entropy_BT.astype(F))
   seen = []
 
   def halve(advantages_BT):
     seen.append(advantages_BT)
-    return F(0.5) * np.ones_like(advantages_BT)
+    return advantages_BT / 2, dict(factor=F(0.5))
 
-  got = assign(rows, adjustments=[undecided], correction=halve)
+  got = assign(rows, adjustments=[undecided, halve])
   want = np.array([[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
   close(seen[0], want)
   close(got["advantages_BT"], want / 2)
-
-
-def test_a_correction_that_reads_the_advantages():
-  """log r = .5 in all tokens: far, and A of rows 0 and 3 is above 0."""
-  rows = arrays()
-  rows["sampler_logps_BT"] = rows["logps_BT"] - F(0.5)
-  got = assign(rows, correction=corrections.second_moment)
-  close(
-      got["advantages_BT"],
-      np.exp(0.5) * np.array([[0], [-1], [-1], [0]]) * MASK_BT,
-  )
-
-
-def test_a_correction_for_the_sampler():
-  """Ratios 1/2, 4 (cut at 2) and 1; 0 where there is no token."""
-  ratio_BT = np.ones((4, 3))
-  ratio_BT[0] = [0.5, 4, 1]
-  rows = arrays(logps_BT=np.log(np.where(MASK_BT, ratio_BT, 1)).astype(F))
-  rows["sampler_logps_BT"] = np.zeros((4, 3), F)
-  correction = functools.partial(corrections.truncate, high=2.0)
-  got = assign(rows, correction=correction)
-  close(got["advantages_BT"][:2], [[0.5, 2, 1], [-1, -1, 0]])
-  close(got["metrics"]["rollout/correction_mean"], (0.5 + 2 + 7) / 9)
+  assert got["metrics"] == dict(factor=0.5)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +465,6 @@ def test_padding_rows_change_nothing_for_the_others(name, groups):
       adjustments=[undecided],
       kl="k1",
       kl_in_reward=True,
-      correction=corrections.truncate,
   )
   rows, order = arrays(), [5, 0, 1, 4, 2, 3]
   padded = {}

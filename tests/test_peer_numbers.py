@@ -17,12 +17,12 @@ from by_hand import close
 from conformance import peer_numbers as arrays
 from rl_reason.algorithms import (
     advantage_variants,
-    corrections,
     kl,
     reductions,
     surrogate_variants,
     surrogates,
 )
+from rl_reason.features.mismatch_corrections import corrections
 
 KNOWN = json.loads(arrays.PATH.read_text())
 

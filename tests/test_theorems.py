@@ -18,10 +18,10 @@ from hypothesis.extra import numpy as hnp
 from bench import results
 from rl_reason.algorithms import (
     advantages,
-    corrections,
     reductions,
     surrogates,
 )
+from rl_reason.features.mismatch_corrections import corrections
 from studies.theorems import run as theorems
 
 # --- the worked numbers of papers and write-ups ------------------------------

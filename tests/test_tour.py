@@ -220,7 +220,7 @@ def test_calls_lead_down(dapo):
 
 ALGORITHMS = (
     *("surrogates", "surrogate_variants", "advantage_variants", "kl"),
-    *("reductions", "corrections", "process"),
+    *("reductions", "process"),
 )
 
 

@@ -171,17 +171,6 @@ def test_bootstrap_matches_numpy(rewards_B, truncated_B, groups_B):
   close(bootstrap(other_B, truncated_B, groups_B), wanted, **NEAR["float32"])
 
 
-@DTYPES
-def test_past_weights_by_hand(dtype):
-  """Whole responses: 2 * 3/4 = 3/2; 4 * 2 = 8, at most 2; an empty slot."""
-  now = np.log([[2, 0.75, 9], [4, 2, 9], [9, 9, 9]])
-  mask = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]]) > 0
-  got = variant("past_weights", now, 0 * now, mask, dtype=dtype)
-  close(got, [1.5, 2, 0], **NEAR[dtype])
-  got = variant("past_weights", now, 0 * now, mask, dtype=dtype, limit=10.0)
-  close(got, [1.5, 8, 0], **NEAR[dtype])
-
-
 # --- masks and weights of tokens ---------------------------------------------
 
 

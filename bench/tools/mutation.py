@@ -33,7 +33,6 @@ TESTS = {
     "rewards": ["rewards"],
     "schedules": ["schedules"],
     "values": ["values"],
-    "corrections": ["corrections"],
     "surrogates": ["surrogates"],
     "surrogate_variants": ["surrogates", "peer_numbers"],
     "advantages": ["advantages"],

@@ -14,7 +14,6 @@ from conformance.adapters import expected_gradient, four_rows
 from rl_reason.algorithms import (
     advantage_variants,
     advantages,
-    corrections,
     credit,
     loss_terms,
     objective,
@@ -26,6 +25,7 @@ from rl_reason.algorithms import (
 from rl_reason.base.structs import Batch, Experience, Rollouts
 from rl_reason.checks import config_facts
 from rl_reason.collect import dynamic_sampling, experience
+from rl_reason.features.mismatch_corrections import corrections
 from rl_reason.models import decoder
 from rl_reason.training import packing, step
 
@@ -185,7 +185,7 @@ def whiten(values_BT, mask_BT):
 def m2po_weights(
     old_logps_BT, sampler_logps_BT, advantages_BT, mask_BT, threshold
 ):
-  """rl_reason.algorithms.corrections.second_moment."""
+  """rl_reason.features.mismatch_corrections, second_moment."""
   inputs = old_logps_BT, sampler_logps_BT, mask_BT, advantages_BT
   arrays = map(jnp.asarray, inputs)
   found_BT = corrections.second_moment(*arrays, threshold=threshold)

@@ -250,7 +250,7 @@ def temporal(
 ) -> Array:
   """Leave-one-out over a prompt's responses in this and in recent steps.
 
-  past_weights_H are `variants.past_weights`; 0 marks an empty slot.
+  past_weights_H are importance weights; 0 marks an empty slot.
   """
   both = zip(
       (rewards_B, problems_B, jnp.ones_like(rewards_B)),

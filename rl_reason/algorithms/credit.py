@@ -135,8 +135,7 @@ def assign(
     critic_lam: float = 1.0,
     kl: str = "none",
     kl_in_reward: bool = False,
-    adjustments: Sequence[Callable[..., Array]] = (),
-    correction: Callable[..., Array] | None = None,
+    adjustments: Sequence[Callable[..., Any]] = (),
 ) -> dict[str, Any]:
   """Advantages and the critic's targets of all rows of a step.
 
@@ -151,8 +150,7 @@ def assign(
     kl: estimator of the KL to the reference, one of `kl.ESTIMATORS`, or 'none'.
     kl_in_reward: subtract kl_coef * KL from the rewards.
     adjustments: functions of these arrays and of advantages_BT, which they
-      change in turn.
-    correction: None or a function of `corrections`, keywords bound.
+      change in turn; each may return metrics, too.
 
   Returns:
     rewards_B, advantages_BT, returns_BT (0 without a critic), scalar metrics.
@@ -195,10 +193,8 @@ def assign(
     metrics |= critic_metrics
 
   # Advantages: one number of a response goes to all of its tokens.
-  found = call_by_name(advantage, rows | dict(rows=rows))
-  if isinstance(found, tuple):
-    metrics |= found[1]
-    found = found[0]
+  found, more = _with_metrics(call_by_name(advantage, rows | dict(rows=rows)))
+  metrics |= more
   advantages_BT = jnp.broadcast_to(
       found if found.ndim == 2 else found[:, None], kl_BT.shape
   )
@@ -210,16 +206,15 @@ def assign(
     advantages_BT = reductions.whiten(advantages_BT, mask_BT)
   for adjust in adjustments:
     inputs = rows | dict(advantages_BT=advantages_BT, mask_BT=mask_BT)
-    advantages_BT = call_by_name(adjust, inputs)
-  if correction is not None:
-    inputs = rows | dict(advantages_BT=advantages_BT, mask_BT=mask_BT)
-    inputs["old_logps_BT"] = rows["logps_BT"]
-    factor_BT = call_by_name(correction, inputs)
-    advantages_BT *= factor_BT
-    mean = reductions.masked_mean(factor_BT, mask_BT)
-    metrics["rollout/correction_mean"] = mean
+    advantages_BT, more = _with_metrics(call_by_name(adjust, inputs))
+    metrics |= more
   out = dict(advantages_BT=advantages_BT, returns_BT=returns_BT)
   return out | dict(rewards_B=rewards_B, metrics=metrics)
+
+
+def _with_metrics(found: Any) -> tuple[Array, dict[str, Array]]:
+  """Advantages, and the metrics of a function that has some."""
+  return found if isinstance(found, tuple) else (found, {})
 
 
 def rewards_and_advantages(

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from rl_reason.algorithms.corrections import truncate
 from rl_reason.algorithms.reductions import (
     group_max,
     group_sum,
@@ -227,18 +226,3 @@ def _added(
   }
   added["outcome"] = rewards_B - sum(added.values())
   return added
-
-
-def past_weights(
-    logps_HT: Array, past_logps_HT: Array, mask_HT: Array, *, limit: float = 2.0
-) -> Array:
-  """Importance weight of earlier responses: min(pi / pi_then, limit).
-
-  logps_HT are those of the current policy, past_logps_HT those of the policy
-  that sampled. Returns [H]; 0 for an empty slot, a row without a token.
-  """
-  ratio_HT = truncate(
-      logps_HT, past_logps_HT, mask_HT, high=limit, level="sequence"
-  )
-  # The ratio is the same on all tokens of the row, and 0 beside them.
-  return jnp.max(ratio_HT, 1)

@@ -30,6 +30,7 @@ NAMES = {
 # Names of fields, each with a value.
 VALUES = {
     "code": "names code, as task.name does: the values that name none",
+    "corrects": "a value that weighs rows by the policy that sampled them",
     "content": "a path -> a hash of what counts of its content",
     "evaluated": "its value where a model is only evaluated",
     "learned_rows": "a number of rows that are learned from, and its switch",

@@ -61,13 +61,6 @@ _CORE = {
         ("mask_BT", "groups_B"),
         results=("BT",),
     ),
-    "correction": Kind(
-        "correction",
-        ("algorithms.corrections",),
-        ("old_logps_BT", "sampler_logps_BT", "mask_BT", "advantages_BT"),
-        off="none",
-        results=("BT", "B1"),
-    ),
     "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
     "outcome": Kind(
         "reward.outcome",

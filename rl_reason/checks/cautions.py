@@ -103,19 +103,18 @@ def _is_tiny(c) -> bool:
 
 def off_policy(c) -> Iterator[Rule]:
   """Responses of another policy than the one that learns."""
-  r, uncorrected = c.rollout, c.correction.name == "none"
-  other_engine = r.engine.name != "own"
-  mismatch = (
-      "(rollout/sampler_trainer_kl); correction.name = 'truncate' corrects for"
-      " the mismatch"
-  )
+  if feature.marked("corrects", c):
+    return
+  r, mismatch = c.rollout, "(rollout/sampler_trainer_kl)"
+  for name, value in feature.marked("corrects").items():
+    mismatch += f"; {name} = {value!r} corrects for the mismatch"
   exact = dict(weights=("same", c.model.dtype), cache=("same",))
   for name, values in exact.items():
-    if uncorrected and r[name] not in values:
+    if r[name] not in values:
       yield f"rollout.{name}", (
           f"samples from another policy than the one that learns {mismatch}"
       )
-  if uncorrected and other_engine:
+  if r.engine.name != "own":
     yield "rollout.engine.name", (
         f"samples with other kernels than the ones that learn {mismatch}"
     )

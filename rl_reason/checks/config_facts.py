@@ -151,8 +151,7 @@ def on_policy(c) -> bool:
   early = bool({"logps_BT", "entropy_BT", "squares_BT"} & inputs)
   early |= any(one.early_logps(c) for one in feature.used(c))
   kl = c.kl.kind != "none" and c.kl.place == "reward"
-  corrected = c.correction.name != "none"
-  return not (off_policy_fields(c) or early or kl or corrected)
+  return not (off_policy_fields(c) or early or kl)
 
 
 def estimates_kl(c) -> bool:

@@ -32,7 +32,6 @@ MACHINE = (
 # Fields that give the same batch another credit, or another update.
 LEARNS = (
     "advantage.",
-    "correction.",
     "critic.lam",
     "kl.",
     "loss.",

@@ -30,6 +30,7 @@ FEATURES = (
     "distillation",
     "environments",
     "mixed_values",
+    "mismatch_corrections",
 )
 
 

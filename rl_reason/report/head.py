@@ -208,8 +208,6 @@ def _algorithm(f: _Fields) -> str:
   if f["dynamic_sampling.enabled"]:
     rounds = f["dynamic_sampling.max_rounds"]
     parts.append(f"dynamic sampling of at most {rounds} rounds")
-  if f["correction.name"] not in (0, "none"):
-    parts.append(f"correction {f['correction.name']}{f.args('correction')}")
   if f["kl.kind"] not in (0, "none"):
     parts.append(f"KL {f['kl.kind']} in the {f['kl.place']}, {f['kl.coef']:g}")
   for name, words in (
@@ -218,8 +216,9 @@ def _algorithm(f: _Fields) -> str:
       *feature.marked("shown").items(),
       ("loss.entropy_coef", "entropy bonus, {:g}"),
   ):
-    if f[name]:
-      parts.append(words.format(f[name]))
+    if f[name] not in (0, "", "none"):
+      arguments = f.args(name.removesuffix(".name"))
+      parts.append(words.format(f[name]) + arguments)
   return "; ".join(parts)
 
 

@@ -3,8 +3,7 @@
 The engine gets new weights before it samples, in the three calls that vLLM and
 tpu-inference share: start, update, finish. Tensors have the names and shapes of
 transformers. The engine returns token ids and the log-probs of the sampled
-tokens. Its kernels differ from the trainer's, so the ratio of both, which
-`correction.name` reads, is not 1.
+tokens. Its kernels differ from the trainer's, so the ratio of both is not 1.
 """
 
 import types

@@ -193,7 +193,6 @@ def credit(
       else "none",
       kl_in_reward=c.kl.place == "reward",
       adjustments=[x for x in found if x is not None],
-      correction=functions.bind("correction", c.correction),
   )
   parts = None
   if shared or "parts" in config_facts.advantage_inputs(c):

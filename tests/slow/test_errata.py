@@ -20,6 +20,7 @@ from rl_reason.algorithms import (
     values,
     variants,
 )
+from rl_reason.features.earlier_steps import history
 from rl_reason.features.mixed_values import critic_mixture
 from rl_reason.features.token_reweighting import token_factors
 from rl_reason.features.unequal_groups import group_sizes
@@ -147,7 +148,7 @@ def ties():
 
 def old_samples():
   """Weight of a response that is now a tenth as likely."""
-  ours = variants.past_weights(
+  ours = history.past_weights(
       jnp.log(jnp.array([[0.05]])), jnp.log(jnp.array([[0.5]])), ONE_BT
   )
   return 1.0, ours[0]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rl_reason.algorithms import variants
 from rl_reason.base import feature
 from rl_reason.base.structs import Array, Experience, Rollouts, Tree
 from rl_reason.stages import collectors
@@ -92,7 +92,7 @@ def credit_inputs(
         truncated_B=zeros_B,
     )
     parts.append(logps(params, rows))
-  weights_H = variants.past_weights(
+  weights_H = past_weights(
       np.concatenate(parts),
       history.logps_HT,
       history.mask_HT,
@@ -103,6 +103,21 @@ def credit_inputs(
       past_problems_H=history.problems_H,
       past_weights_H=np.asarray(weights_H),
   )
+
+
+def past_weights(
+    logps_HT: Array, past_logps_HT: Array, mask_HT: Array, *, limit: float = 2.0
+) -> Array:
+  """Importance weight of earlier responses: min(pi / pi_then, limit).
+
+  logps_HT are those of the current policy, past_logps_HT those of the policy
+  that sampled. Returns [H]; 0 for an empty slot, a row without a token.
+  """
+  log_HT = jnp.where(mask_HT > 0, logps_HT - past_logps_HT, 0)
+  log_HT = jnp.broadcast_to(log_HT.sum(1, keepdims=True), log_HT.shape)
+  # Clamped: products over long responses overflow fp32.
+  ratio_HT = jnp.where(mask_HT > 0, jnp.exp(jnp.clip(log_HT, -20, 20)), 0)
+  return jnp.max(jnp.minimum(ratio_HT, limit), 1)
 
 
 def of_config(c) -> History:

@@ -63,7 +63,7 @@ class _GroupReplay(feature.Declaration):
           f"must be less than the {prompts} groups of a batch, some of which"
           " are new"
       )
-    if c.correction.name == "none":
+    if not feature.marked("corrects", c):
       yield "rollout.replay", (
           "an older policy has sampled replayed groups: their importance"
           " weights are the correction: set correction.name = 'truncate'"

@@ -4,7 +4,7 @@ Each batch has some graded groups of earlier steps in place of new ones, and the
 policy samples fewer responses. Replayed rows count as sampled by another
 policy: their old log-probs are the trainer's before the update, as for new
 rows, and `correction` multiplies their advantages by the truncated ratio of the
-two policies, pi_old / pi_sampler (`algorithms.corrections`), with the sampler's
+two policies, pi_old / pi_sampler (`mismatch_corrections`), with the sampler's
 log-probs of the step that sampled the group. Hence the ratio of the surrogate
 begins at 1, and its clip bounds the update, as for all rows.
 

@@ -70,11 +70,11 @@ class _SamplingAhead(feature.Declaration):
           f"{c.advantage.name} reads log-probs beside the distribution that"
           " they are of, and these are of an older policy: use 'trainer'"
       )
-    if c.correction.name != "none" and _clips_at_the_sampler(c):
+    if feature.marked("corrects", c) and _clips_at_the_sampler(c):
       yield "correction.name", "does nothing here: set rl.old_logps = 'trainer'"
 
   def cautions(self, c) -> Iterator[feature.Rule]:
-    if c.correction.name == "none" and not _clips_at_the_sampler(c):
+    if not (feature.marked("corrects", c) or _clips_at_the_sampler(c)):
       yield "rl.old_logps", (
           "nothing corrects for the age of the policy that sampled;"
           " correction.name = 'truncate' does"

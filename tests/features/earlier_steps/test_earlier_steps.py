@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from by_hand import DTYPES, NEAR, call, close
 from test_checks import FILES, with_fields
 
 from rl_reason.algorithms import advantage_variants
@@ -144,3 +145,15 @@ def test_earlier_steps_that_cannot_work_are_refused(changes, words):
 def test_prompts_that_never_come_again(changes, words):
   found = config_checks.warnings(with_fields(TEMPORAL | changes))
   assert [x for x in found if words in x] if words else not found
+
+
+@DTYPES
+def test_past_weights_by_hand(dtype):
+  """Whole responses: 2 * 3/4 = 3/2; 4 * 2 = 8, at most 2; an empty slot."""
+  now = np.log([[2, 0.75, 9], [4, 2, 9], [9, 9, 9]])
+  mask = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]]) > 0
+  inputs = now, 0 * now, mask
+  got = call(history.past_weights, *inputs, dtype=dtype)
+  close(got, [1.5, 2, 0], **NEAR[dtype])
+  got = call(history.past_weights, *inputs, dtype=dtype, limit=10.0)
+  close(got, [1.5, 8, 0], **NEAR[dtype])

@@ -1,5 +1,6 @@
 """Replay of older groups: the buffer, its bound on age, and weights by hand."""
 
+import functools
 import hashlib
 import json
 
@@ -18,7 +19,7 @@ from test_dynamic_sampling import (
 from tiny_session import tiny_config
 
 from rl_reason import tasks
-from rl_reason.algorithms import corrections, credit
+from rl_reason.algorithms import credit
 from rl_reason.base import config
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_checks, config_facts
@@ -26,6 +27,7 @@ from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.data import datasets, prompt_stream, tokenizer
 from rl_reason.features.group_replay import stored_groups
 from rl_reason.features.group_replay.older_groups import OlderGroups, measured
+from rl_reason.features.mismatch_corrections import corrections
 from rl_reason.tasks import arithmetic
 from rl_reason.training import certificate
 
@@ -140,11 +142,12 @@ def test_importance_weights_by_hand():
   found = credit.assign(
       inputs | dict(rewards_B=np.array([1, -1], np.float32)),
       advantage=lambda rewards_B: rewards_B,
-      correction=lambda old_logps_BT, sampler_logps_BT, mask_BT: (
-          corrections.truncate(
-              old_logps_BT, sampler_logps_BT, mask_BT, high=1.5
+      adjustments=[
+          functools.partial(
+              corrections.corrected,
+              correction=functools.partial(corrections.truncate, high=1.5),
           )
-      ),
+      ],
   )
   low = np.exp(-1)
   np.testing.assert_allclose(

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_reason.algorithms import corrections
 from rl_reason.base.errors import RunError
 from rl_reason.collect import experience
 from rl_reason.collect.experience import no_rows, with_old_logps
 from rl_reason.devices import device_mesh, sharding
+from rl_reason.features.mismatch_corrections import corrections
 from rl_reason.features.sampling_ahead import ahead
 from rl_reason.monitoring import resources
 from rl_reason.monitoring.samples import SampleLog

@@ -14,13 +14,19 @@ mask. `level` is the ratio of each 'token', of the whole
 another one is a ValueError.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import chex
 import jax.numpy as jnp
 
-from rl_reason.algorithms.reductions import row_mean
-from rl_reason.base.structs import Array, NonNegative, UnitInterval
+from rl_reason.algorithms.reductions import masked_mean, row_mean
+from rl_reason.base.structs import (
+    Array,
+    NonNegative,
+    UnitInterval,
+    call_by_name,
+)
 
 Level = Literal["token", "sequence", "geometric"]
 AtLeastOne = Annotated[float, (1, None)]
@@ -100,3 +106,27 @@ def second_moment(
   place_BT = jnp.argsort(order).reshape(active_BT.shape)
   far_BT = active_BT & (place_BT >= jnp.sum(means <= threshold))
   return jnp.where(far_BT, 0, ratio_BT)
+
+
+def corrected(
+    advantages_BT: Array,
+    logps_BT: Array,
+    sampler_logps_BT: Array,
+    mask_BT: Array,
+    *,
+    correction: Callable[..., Array],
+) -> tuple[Array, dict[str, Array]]:
+  """Advantages times a factor of each token: an adjustment of `credit.assign`.
+
+  logps_BT are those of pi_old; correction is one of the functions above,
+  keywords bound. The mean of the factor over tokens is a metric.
+  """
+  inputs = dict(
+      old_logps_BT=logps_BT,
+      sampler_logps_BT=sampler_logps_BT,
+      mask_BT=mask_BT,
+      advantages_BT=advantages_BT,
+  )
+  factor_BT = call_by_name(correction, inputs)
+  mean = masked_mean(factor_BT, mask_BT)
+  return advantages_BT * factor_BT, {"rollout/correction_mean": mean}

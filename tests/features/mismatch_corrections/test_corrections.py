@@ -17,7 +17,7 @@ from by_hand import (
 )
 from hypothesis import given
 
-from rl_reason.algorithms import corrections
+from rl_reason.features.mismatch_corrections import corrections
 
 LEVEL = pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 
@@ -49,7 +49,8 @@ def test_by_hand(level, dtype):
 
 
 def test_every_correction_has_numbers_by_hand():
-  assert public(corrections) == {"truncate", "two_sided", "second_moment"}
+  names = {"truncate", "two_sided", "second_moment"}
+  assert public(corrections) == {*names, "corrected"}
 
 
 @DTYPES
