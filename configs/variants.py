@@ -129,8 +129,6 @@ def add(c) -> None:
       # Packed rows hold the prompt of a group once; auto: where that saves a
       # fifth of the tokens of full rows, and XLA computes attention.
       share_prompts=choice("auto", "always", "never", needs="RL"),
-      # Ends the updates of a rollout; 0 is off.
-      max_kl=number(0.0, low=0, needs="several updates"),
   )
   extend(
       "mesh",

@@ -178,8 +178,8 @@ def random_batch(leaves, cfg, rows=8):
 @functools.cache
 def program(cfg, tx, **keywords):
   """jit: one RL step; compiled once for each shape of the batch."""
-  keywords = dict(max_kl=0.0) | RL | keywords
-  names = "temperature", "max_kl"
+  keywords = dict(admits=step.every_update) | RL | keywords
+  names = "temperature", "admits"
   options = {name: keywords.pop(name) for name in names}
   functions = [keywords.pop(name) for name in ("surrogate", "reduction")]
   terms = loss_terms.terms(**keywords)

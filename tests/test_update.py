@@ -142,6 +142,14 @@ def test_metrics_over_tokens_weigh_minibatches_by_their_tokens():
 # --- early stopping ----------------------------------------------------------
 
 
+def near_old(metrics):
+  return metrics["kl_old_new"] <= 1e-3
+
+
+def far_from_old(metrics):
+  return metrics["kl_old_new"] <= 1e3
+
+
 @pytest.mark.slow
 def test_updates_stop_once_the_kl_exceeds_its_limit():
   """Four minibatches of two rows: the first update goes beyond a KL of 1e-3.
@@ -149,7 +157,7 @@ def test_updates_stop_once_the_kl_exceeds_its_limit():
   The third is all padding, and its KL is 0; still the fourth is not used.
   """
   batch = hide(on_policy(start()[2]), 4, 5)
-  state, metrics = update(batch, [4, 1], max_kl=1e-3)
+  state, metrics = update(batch, [4, 1], admits=near_old)
   first, wanted = update(jax.tree.map(lambda x: x[:2], batch), [1, 1])
   assert scale_of(first) > 0.05
   near(state.params, first.params)
@@ -159,14 +167,14 @@ def test_updates_stop_once_the_kl_exceeds_its_limit():
     np.testing.assert_allclose(
         metrics[name], wanted[name], rtol=1e-4, atol=1e-6, err_msg=name
     )
-  free, metrics = update(batch, [4, 1], max_kl=1e3)
+  free, metrics = update(batch, [4, 1], admits=far_from_old)
   assert metrics["updates"] == 3 and metrics["update_skipped"] == 1
   assert np.abs(free.params["embed"] - first.params["embed"]).max() > 0.01
 
 
 def test_rollouts_that_are_too_far_off_policy_are_not_used():
   _, params, batch = start()
-  state, metrics = update(batch, [4, 1], max_kl=1e-3)
+  state, metrics = update(batch, [4, 1], admits=near_old)
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
   assert metrics["updates"] == 0 and metrics["loss"] == 0
   assert state.step == 1, "the rollout is used up"
@@ -223,7 +231,7 @@ def test_staleness_counts_minibatches_and_age():
   _, _, batch = start()
   staleness_B = np.array([0, 4, -1, -1, 0, 0, 0, 0], np.int32)
   batch = hide(batch.replace(staleness_B=staleness_B), 2, 3)
-  _, metrics = update(on_policy(batch), [4, 1], max_kl=1e3)
+  _, metrics = update(on_policy(batch), [4, 1], admits=far_from_old)
   np.testing.assert_allclose(
       metrics["staleness"], (4 * 4 / 9 + 2 + 3) / 3, rtol=1e-5
   )

@@ -31,6 +31,7 @@ FEATURES = (
     "environments",
     "mixed_values",
     "mismatch_corrections",
+    "bounded_updates",
 )
 
 

@@ -45,7 +45,7 @@ class Learning(NamedTuple):
   tx: optax.GradientTransformation
   cfg: decoder.ModelConfig
   temperature: float
-  max_kl: float = 0.0
+  admits: Callable[[dict[str, Array]], Array | bool] = step_lib.every_update
   read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read
 
 
@@ -119,7 +119,7 @@ def take(
           **{x: rest[x] for x in GRADIENT},
       )
   )
-  optimize = jax.jit(functools.partial(_optimize, learning.tx, learning.max_kl))
+  optimize = jax.jit(functools.partial(_optimize, learning.tx, learning.admits))
   forward = jax.jit(functools.partial(_forward, learning))
   probe = jax.jit(_probe)
   of_tokens = jax.jit(functools.partial(_of_tokens, learning.objective))
@@ -153,10 +153,9 @@ def take(
   yield state
 
 
-def _optimize(tx, max_kl, state, grads, metrics, mask_BT, going, at):
+def _optimize(tx, admits, state, grads, metrics, mask_BT, going, at):
   """The optimizer step of `rl_update`."""
-  if max_kl:
-    going &= metrics["kl_old_new"] <= max_kl
+  going &= admits(metrics)
   mask_BT = mask_BT & going
   new, more = step_lib.optimize(state, tx, grads, mask_BT, going, at)
   return new, going, more

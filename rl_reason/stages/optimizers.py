@@ -34,7 +34,6 @@ def update_settings(
       tx=tx,
       temperature=c.rollout.temperature,
       objective=objective,
-      max_kl=c.updates.max_kl,
       read=learned(c).read,
   )
   for one in feature.used(c):

@@ -282,6 +282,11 @@ def without_padding(batch: Batch) -> Batch:
   )
 
 
+def every_update(metrics: dict[str, Array]) -> bool:
+  """Admits all updates of a rollout, whatever their metrics are."""
+  return True
+
+
 def rl_update(
     state: TrainState,
     batch_M: Batch,
@@ -296,7 +301,7 @@ def rl_update(
     objective: Objective,
     compare: tuple[str, Callable] | None = None,
     stream: Callable | None = None,
-    max_kl: float = 0.0,
+    admits: Callable[[dict[str, Array]], Array | bool] = every_update,
     read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
@@ -319,8 +324,8 @@ def rl_update(
       `decoder.packed_logps` takes; None: there is no such array.
     stream: static, the gradient of rows beside RL, which is added; None for RL
       alone.
-    max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
-      (early stopping of PPO implementations); 0 is off.
+    admits: static, metrics of a minibatch before its update -> whether it is
+      made; after the first that is not, no further one is.
     read: static, (learned parameters, frozen) -> those of the model.
 
   Returns:
@@ -349,8 +354,7 @@ def rl_update(
       more, of_rows = stream(state.params, rows, frozen)
       grads = jax.tree.map(jnp.add, grads, more)
       metrics |= of_rows
-    if max_kl:
-      going &= metrics["kl_old_new"] <= max_kl
+    going &= admits(metrics)
     at = state.step * len(batch_M.mask_BT) + index
     new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going, at)
 

@@ -17,8 +17,8 @@ def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
 
   Maxima (`*_max`), minima (`*_min`) and the counts `update_skipped` and
   `updates` cover all minibatches; other metrics are means over the minibatches
-  that have tokens and that `max_kl` lets through, `TOKEN_MEANS` over the tokens
-  of these minibatches. `updates` counts these, also if they are skipped because
+  that have tokens and are admitted, `TOKEN_MEANS` over the tokens of these
+  minibatches. `updates` counts these, also if they are skipped because
   a gradient is not finite.
   """
   updated_M, tokens_M = by_M["updates"], by_M["tokens"] * by_M["updates"]
