@@ -350,11 +350,9 @@ def page(result: dict) -> list[str]:
       " the time on this CPU.",
   ]
   if found := results.read("vllm"):
-    from bench import real_vllm
-
     lines += ["", "## A vLLM server as the engine", ""]
     lines += [
-        *real_vllm.table_of_gaps(found),
+        *table_of_gaps(found),
         "",
         "Measured by `python -m bench.real_vllm`, which says the speed of both"
         " samplers, too ([vllm](vllm.md)).",
@@ -368,6 +366,32 @@ def page(result: dict) -> list[str]:
       made="Made by `python -m bench.precision`.",
       versions=results.footer(result),
   )
+
+
+def table_of_gaps(result: dict) -> list[str]:
+  """Lines about the log-probs of the sampler and of the trainer."""
+  lines = [
+      "SmolLM2-135M-Instruct, temperature 1; gap: |log-prob of the sampler -"
+      " log-prob of the trainer| of a response token, in nats. vLLM is"
+      f" {result['peers']['vLLM']['version']} on CPUs.",
+      "",
+      "| sampler | its weights | trainer's `model.dtype` | tokens | largest gap"
+      " | mean gap |",
+      "|---|---|---|---|---|---|",
+  ]
+  names = dict(ours="`rollout.engine.name` none", vllm="vLLM")
+  for x in result["gaps"]:
+    lines.append(
+        results.row(
+            names[x["system"]],
+            x["dtype"],
+            x["trainer"],
+            f"{x['tokens']:,}",
+            f"{x['largest']:.2g}",
+            f"{x['mean']:.2g}",
+        )
+    )
+  return lines
 
 
 def measure_all(_) -> dict:

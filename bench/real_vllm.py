@@ -298,32 +298,6 @@ def measure(given) -> dict:
 # --- the page ----------------------------------------------------------------
 
 
-def table_of_gaps(result: dict) -> list[str]:
-  """Lines about the log-probs of the sampler and of the trainer."""
-  lines = [
-      "SmolLM2-135M-Instruct, temperature 1; gap: |log-prob of the sampler -"
-      " log-prob of the trainer| of a response token, in nats. vLLM is"
-      f" {result['peers']['vLLM']['version']} on CPUs.",
-      "",
-      "| sampler | its weights | trainer's `model.dtype` | tokens | largest gap"
-      " | mean gap |",
-      "|---|---|---|---|---|---|",
-  ]
-  names = dict(ours="`rollout.engine.name` none", vllm="vLLM")
-  for x in result["gaps"]:
-    lines.append(
-        results.row(
-            names[x["system"]],
-            x["dtype"],
-            x["trainer"],
-            f"{x['tokens']:,}",
-            f"{x['largest']:.2g}",
-            f"{x['mean']:.2g}",
-        )
-    )
-  return lines
-
-
 def _turns(result: dict) -> dict[str, list[dict]]:
   """The turns of each system."""
   return {
@@ -404,7 +378,7 @@ def page(result: dict) -> list[str]:
       f" {results.joined(gaps)}.{speed}",
       "How far is vLLM from the trainer, and how fast is it?"
       " Data in `vllm.json`.",
-      table_of_gaps(result),
+      precision.table_of_gaps(result),
       _speed(result),
       made=f"Made by `{result['command']}`.",
       versions=results.footer(result),
