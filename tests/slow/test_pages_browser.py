@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 from conftest import found_in_browser
 from knob_runs import result
+from switch_runs import result as switched
 
 from bench.tools import cards
 from rl_reason.lab import comparison
+from studies.four_switches import run as four_switches
 from studies.knobs import run as knobs
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium"),
 ]
-PAGES = {"knobs": lambda: knobs.interactive(result(200)), "cards": cards.page}
+PAGES = {
+    "knobs": lambda: knobs.interactive(result(200)),
+    "switches": lambda: four_switches.interactive(switched()),
+    "cards": cards.page,
+}
 
 
 def written(folder, name):
@@ -180,6 +186,46 @@ def test_knobs_turn_by_press_and_by_key(tmp_path):
   assert turned == [1, 2, 2, 0] and gap[0] == "+"
   assert moved == [1, 2, 2, 1] and "coefficient 1: 10," in label
   assert paths >= 10 and buttons == 81 and length == "2.0"
+
+
+def test_switches_turn_by_press_and_by_number(tmp_path):
+  """All are off at the start; readouts are those of the runs."""
+  probe = """<script>
+    const tile = k => $("tiles").children[k].textContent;
+    const checked = () => [...$("switches").children].map(
+      x => x.getAttribute("aria-checked"));
+    const press = key => document.body.dispatchEvent(
+      new KeyboardEvent("keydown", {key, bubbles: true}));
+    const found = [checked(), $("count").textContent, tile(0), tile(2)];
+    $("switches").children[1].click();
+    press("1");
+    found.push(checked(), $("count").textContent, tile(0), tile(2));
+    found.push($("switches").children[1].textContent);
+    press("2");
+    const pressed = document.querySelector("#map [aria-pressed=true]");
+    pressed.focus();
+    pressed.dispatchEvent(new KeyboardEvent("keydown",
+      {key: "ArrowRight", bubbles: true}));
+    found.push(cell, document.activeElement.title);
+    $("outcome").selectedIndex = 3;
+    $("outcome").onchange();
+    found.push($("switches").children[3].textContent);
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>"""
+  first, count, accuracy, entropy, *more = found_in_browser(
+      written(tmp_path, "switches"), probe
+  )
+  assert first == ["false"] * 4 and count == "0 of 4 on"
+  assert "21.0" in accuracy and "0.200" in entropy
+  assert "collapsed on 3 of 3 seeds" in entropy
+  turned, count, accuracy, entropy, effect, moved, title, shaping = more
+  assert turned == ["true", "true", "false", "false"] and count == "2 of 4 on"
+  assert "27.0" in accuracy and "+6.0\xa0±\xa00.0 points" in accuracy
+  assert "healthy on all 3 seeds" in entropy
+  assert effect == "2. Dynamic Sampling+6.0\xa0±\xa00.0 points"
+  assert moved == [1, 0, 0, 1]
+  assert title.startswith("Clip-Higher, Overlong Shaping: 21.0")
+  assert shaping == "4. Overlong Shaping\u221210.0\xa0±\xa00.0 tokens"
 
 
 @pytest.mark.parametrize("width", [390, 1200])
