@@ -19,7 +19,7 @@ def test_a_check_writes_nothing(monkeypatch):
 
 HAND_WRITTEN = {"README", "plan"}  # an index, and what precedes a study
 # What follows the command: machine and versions, commits.
-LAST = re.compile(r"(Ours|Versions|[\w. -]+): |(- )?Commits? |jax \d|Nothing ")
+LAST = re.compile(r"(Ours|Versions|[\w.' -]+): |(- )?Commits? |jax \d|Nothing ")
 
 
 def _pages():
