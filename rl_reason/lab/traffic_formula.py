@@ -19,13 +19,13 @@ import math
 
 import jax
 
+from rl_reason.base import feature
 from rl_reason.base.structs import Tree
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.lab.memory_formula import bytes_of, itemsize, weight_bytes
 from rl_reason.models import critic, decoder, parameters
 from rl_reason.stages import optimizers
-from rl_reason.stages.model import reference_shape
 from rl_reason.training import packing
 
 PASSES = 2  # of the update that gather the weights: forward and backward
@@ -57,10 +57,12 @@ def estimate(
       "gradients, reduced": micro * updates * reduced(learned.table(cfg), mesh),
       "weights, gathered for log-probs": passes * forward * weights,
   }
-  if c.kl.kind != "none" and not config_facts.teacher_server(c):
-    shape = reference_shape(c, cfg) if c.kl.reference else cfg
-    of_reference = gathered(decoder.table(shape), mesh, itemsize(shape))
-    out["reference policy, gathered"] = forward * of_reference
+  if config_facts.compares_with_start(c):
+    out["reference policy, gathered"] = forward * weights
+  for one in feature.used(c):
+    for name, (shape, count) in one.models(c, cfg).items():
+      size = gathered(decoder.table(shape), mesh, itemsize(shape))
+      out[f"{name}, gathered"] = round(count * forward) * size
   if config_facts.has_critic(c):
     values, size = critic.table(critic_cfg), itemsize(critic_cfg.trunk)
     count = PASSES * micro * updates + forward
