@@ -61,8 +61,6 @@ def add(c) -> None:
       weights=choice("same", "bfloat16", "int8"),  # of the sampler
       cache=choice("same", "int8"),  # keys and values of the sampler
       engine=function("engine", "own"),  # that samples in RL: vllm
-      # Train with the experts that the sampler chose.
-      replay_routing=field(False, needs=EXPERTS),
   )
   extend(
       "sft",

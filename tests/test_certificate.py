@@ -188,26 +188,6 @@ def test_log_probs_are_compared_with_the_policy_that_sampled():
   assert one.of_logps(x, trainer_BT) == {}
 
 
-def test_experts_that_were_lost_are_counted():
-  routes_BLZ = np.zeros((2, 6, 1), np.int8)
-  routes_BLZ[:, 5] = routes_BLZ[:, 0] = -1  # not read; padding
-  x = types.SimpleNamespace(
-      age_B=np.array([0, 0]),
-      rollouts=types.SimpleNamespace(
-          tokens_BL=np.zeros((2, 6)),
-          mask_BT=np.ones((2, 3), bool),
-          start_B=np.array([1, 1]),
-          lengths_B=np.array([3, 3]),
-          record=routes_BLZ,
-      ),
-  )
-  assert certificate.lost_routes(x) == 0
-  routes_BLZ[1, 2] = -1
-  assert certificate.lost_routes(x) == 1 / 8
-  x.rollouts.record = None
-  assert certificate.lost_routes(x) == 1
-
-
 def test_consecutive_steps_of_another_policy_end_a_run():
   from test_alerts import FIELDS, line
 

@@ -108,6 +108,20 @@ class Part:
     """Ends its threads."""
 
 
+class Recorder(NamedTuple):
+  """What the sampler records of each token, as `structs.Rollouts.record`.
+
+  Attributes:
+    record: (what `decoder.forward` says of tokens, shape of the model, shape of
+      the tokens) -> arrays with these axes first.
+    no_record: (shape of the model, shape of the tokens) -> an empty record, on
+      the host.
+  """
+
+  record: Callable[..., Any]
+  no_record: Callable[..., Any]
+
+
 class Stage(NamedTuple):
   """A stage of --stage that trains after SFT, from the policy of SFT.
 
@@ -377,6 +391,10 @@ class Declaration:
     It is called with the arrays of credit that its parameters name and with
     advantages_BT, and returns [B, T].
     """
+    return None
+
+  def recorder(self, c: Any) -> Recorder | None:
+    """What the sampler records of tokens, or None: nothing."""
     return None
 
   def learns(self, c: Any) -> Any:

@@ -87,7 +87,7 @@ class Rollouts:
     lengths_B: int32, response tokens, EOS and observations included.
     truncated_B: bool, no EOS within T tokens.
     record: choices of the model at each token, which the trainer's forward pass
-      repeats (see `experts.record`): a pytree of arrays [B, L, ...], -1 where
+      repeats (see `experts.by_layer`): a pytree of arrays [B, L, ...], -1 where
       nothing is known; None: nothing is recorded.
   """
 

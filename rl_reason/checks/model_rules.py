@@ -85,7 +85,7 @@ def of_shape(c) -> Iterator[Rule]:
 
 def experts(c) -> Iterator[Rule]:
   """A mixture of experts."""
-  m, r = c.model, c.rollout
+  m = c.model
   if not m.experts:
     return
   count = f"model.experts = {m.experts}"
@@ -100,11 +100,6 @@ def experts(c) -> Iterator[Rule]:
         "no formula counts the memory of experts: use 'none', 'dots', 'sqrt' or"
         " 'full'"
     )
-  if not r.replay_routing:
-    return
-  remedy = "leave it out, or set rollout.replay_routing = False"
-  if r.engine.name != "own":
-    yield "rollout.engine.name", f"engines return no routes: {remedy}"
 
 
 def split(c, sizes: dict[str, int]) -> Iterator[Rule]:

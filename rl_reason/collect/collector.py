@@ -48,7 +48,7 @@ class RolloutCollector:
     temperature: of sampling.
     filters: of sampling; None without.
     cache: precision of keys and values: 'same' or 'int8'.
-    record: whether rollouts have a record (see `Rollouts`).
+    record: of the sampler, see `sampler.Sampler`.
     shuffle_seed: permutes the verdicts of a round, as a control; None: off.
 
   Attributes:
@@ -77,7 +77,7 @@ class RolloutCollector:
       temperature: float,
       filters: Filters | None,
       cache: str,
-      record: bool = False,
+      record: Callable[..., Any] | None = None,
       shuffle_seed: int | None = None,
   ):
     self.prompts = prompts

@@ -32,6 +32,7 @@ FEATURES = (
     "mixed_values",
     "mismatch_corrections",
     "bounded_updates",
+    "routing_replay",
 )
 
 

@@ -213,7 +213,7 @@ def forward(
     attend: of `attention`: which tokens each token sees.
     cache: of `empty_cache`, if `attend` reads or writes one.
     record: choices of the model at these tokens, which are repeated (see
-      `experts.record`); None: the model chooses.
+      `experts.by_layer`); None: the model chooses.
 
   Returns:
     hidden [B, L, D] in cfg.dtype, the new cache (None without one), and the

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.devices import sharding
@@ -158,36 +157,7 @@ def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
   return out_XD
 
 
-# --- the record of a rollout -------------------------------------------------
-
-
-def record(
-    routing: Routing | None, cfg: Any, shape: tuple[int, ...]
-) -> Array | None:
-  """The record of tokens (see `Rollouts`): their experts in all layers.
-
-  Args:
-    routing: of the sampler's forward pass; None: a model without experts.
-    cfg: of the model.
-    shape: of the tokens.
-
-  Returns:
-    [*shape, Z] int8 or int16; None without experts.
-  """
-  if routing is None:
-    return None
-  routes = jnp.moveaxis(routing.routes_XK, 0, 1)
-  return routes.reshape(*shape, -1).astype(_dtype(cfg))
-
-
-def no_record(cfg: Any, shape: tuple[int, ...]) -> np.ndarray:
-  """An empty record of tokens, on the host."""
-  size = cfg.layers * cfg.experts_per_token
-  return np.full((*shape, size), -1, _dtype(cfg))
-
-
-def _dtype(cfg: Any) -> str:
-  return "int8" if cfg.experts <= 128 else "int16"
+# --- recorded experts --------------------------------------------------------
 
 
 def by_layer(record: Array | None, cfg: Any) -> Array | None:

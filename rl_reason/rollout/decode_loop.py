@@ -11,6 +11,7 @@ vocabulary; Z blocks of the vocabulary.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from flax import struct
 
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
-from rl_reason.models import attention, decoder, experts
+from rl_reason.models import attention, decoder
 from rl_reason.rollout.sampling_filters import Filters
 
 BURST = 8  # decode steps between two admissions from the queue
@@ -126,6 +127,7 @@ def decode(
     cfg: decoder.ModelConfig,
     eos: Any,
     filters: Filters | None,
+    record: Callable[..., Tree] | None = None,
     bursts: int = CHUNK,
 ) -> tuple[Queue, Slots, Array]:
   """`Sampler.decode` of one data shard; keywords are fields of `Sampler`.
@@ -146,7 +148,7 @@ def decode(
     queue, slots = _admit(queue, slots)
     # Rows of similar length are read together, up to the end of the longest.
     order_B = jnp.argsort(-slots.position_B)
-    step = functools.partial(_step, params, cfg, eos, filters, order_B)
+    step = functools.partial(_step, params, cfg, eos, filters, record, order_B)
     carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
     return done + 1, *carry
 
@@ -189,7 +191,7 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
   )
 
 
-def _step(params: Tree, cfg, eos, filters, order_B, _, carry):
+def _step(params: Tree, cfg, eos, filters, record, order_B, _, carry):
   """One decode step: draws a token for each slot, writes it and reads it."""
   queue, slots = carry
   rows = len(queue.lengths_R)
@@ -243,12 +245,12 @@ def _step(params: Tree, cfg, eos, filters, order_B, _, carry):
       attention.decode(position_B, order_B),
       slots.cache,
   )
-  if queue.record_RT is not None:
+  if record is not None:
     at = jnp.where(active_B, row_B, rows), t_B
     record_RT = jax.tree.map(
         lambda x, new: x.at[at].set(new, mode="drop"),
         queue.record_RT,
-        experts.record(routing, cfg, t_B.shape),
+        record(routing, cfg, t_B.shape),
     )
     queue = queue.replace(record_RT=record_RT)
   return queue, Slots(

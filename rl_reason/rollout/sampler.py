@@ -68,7 +68,7 @@ class Sampler:
     least: slots of a data shard; `stream` does not halve them further.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' (the model's) or 'int8'.
-    record: whether rollouts have a record (see `Rollouts`).
+    record: `Recorder.record`, of what rollouts record; None: nothing.
     keep_cache: whether a later call may continue in the cache.
   """
 
@@ -82,7 +82,7 @@ class Sampler:
   least: int = 4
   equal_groups: bool = True
   cache: str = "same"
-  record: bool = False
+  record: Callable[..., Tree] | None = None
   keep_cache: bool = False
 
   def start(
@@ -164,8 +164,8 @@ class Sampler:
     )
     if self.filters is not None and self.filters.reads_tokens:
       queue = queue.replace(prompts_NP=tokens_NP)
-    if self.record:
-      record_NP = experts.record(routing, cfg, tokens_NP.shape)
+    if self.record is not None:
+      record_NP = self.record(routing, cfg, tokens_NP.shape)
       shape = rows, self.max_tokens
       queue = queue.replace(
           record_NP=jax.tree.map(
@@ -222,6 +222,7 @@ class Sampler:
         cfg=self.cfg,
         eos=self.eos,
         filters=self.filters,
+        record=self.record,
     )
     replicated, rows = sharding.spec(), sharding.spec("batch")
     state = self.specs()

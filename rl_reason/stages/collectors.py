@@ -13,7 +13,6 @@ from rl_reason.collect.experience import no_rows
 from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.models import experts
 from rl_reason.rollout import sampling_filters
 from rl_reason.stages import build_step
 from rl_reason.stages.session import Session
@@ -48,6 +47,7 @@ def collector(
       drawn=feature.first(c, "drawn"),
       types=c.rollout.types,
   )
+  recorder = feature.first(c, "recorder")
   options: dict[str, Any] = dict(
       task=row_source.task,
       tok=session.tok,
@@ -60,7 +60,7 @@ def collector(
       temperature=c.rollout.temperature,
       filters=sampling_filters.of(c.rollout),
       cache=c.rollout.cache,
-      record=c.rollout.replay_routing,
+      record=recorder and recorder.record,
       shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,
   )
   for one in feature.used(c):
@@ -73,9 +73,9 @@ def collector(
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
   player, record = feature.first(c, "player"), None
-  if c.rollout.replay_routing:
+  if recorder := feature.first(c, "recorder"):
     shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
-    record = experts.no_record(c.model, shape)
+    record = recorder.no_record(c.model, shape)
   return no_rows(
       rows,
       c.rollout.max_prompt,

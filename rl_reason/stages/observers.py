@@ -141,7 +141,6 @@ def certify(
       cfg=session.model.cfg,
       kind=r.weights,
       lag=config_facts.lag(c),
-      routes=r.replay_routing,
       gap_bound=certificate.bound(
           {r.weights, r.cache},
           c.model.dtype,

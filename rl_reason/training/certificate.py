@@ -38,7 +38,6 @@ class Certificate:
     cfg: shape of the policy.
     kind: of the sampler weights: 'same', 'bfloat16' or 'int8'.
     lag: RL steps, at most, from the policy that samples a batch to its update.
-    routes: whether the experts of each token are replayed.
     gap_bound: of the gap between log-probs, see `bound`.
   """
 
@@ -50,7 +49,6 @@ class Certificate:
       cfg: decoder.ModelConfig,
       kind: str,
       lag: int,
-      routes: bool,
       gap_bound: float,
   ):
     self._engine, self._frozen, self._kind = engine, frozen, kind
@@ -59,7 +57,7 @@ class Certificate:
     )
     if engine.takes_parameters(kind):
       self._make = checksums.as_they_are
-    self._lag, self._routes, self._bound = lag, routes, gap_bound
+    self._lag, self._bound = lag, gap_bound
     self._meant: dict[int, Any] = {}  # checksums by RL step, device or host
 
   def weights(self, step: int, params: Tree) -> Tree:
@@ -82,7 +80,7 @@ class Certificate:
       rows: of the batch.
       counts: of `RolloutCollector.counts`, and `version`: the RL step whose
         policy was to sample. A batch that groups of earlier steps have filled
-        was sampled, and certified, then.
+        was sampled, and certified, then. `faults` are of a feature.
       params: of the policy of this step.
       weights: that `weights` returned in this step.
 
@@ -97,8 +95,7 @@ class Certificate:
       for x in held:
         fault = self._fault(x["sums"], version, params, weights)
         faults += [y for y in (fault, x["fault"]) if y]
-    if self._routes and (lost := lost_routes(rows)):
-      faults.append(f"{lost:.0%} of the tokens have lost their experts")
+    faults += counts.get("faults", ())
     if faults:
       out[HEALTH + "other_weights"] = "; ".join(faults)
     return out
@@ -274,23 +271,6 @@ def _compare(
       rounded=jnp.all(gap <= ROUNDED * jnp.abs(want), axes),
       unrelated=jnp.sum(gap**2, axes) >= jnp.sum(want**2, axes),
   )
-
-
-def lost_routes(rows: Experience) -> float:
-  """Share of the tokens that the sampler read, and whose experts it lost.
-
-  The last token of a response is not read any more.
-  """
-  rollouts = rows.rollouts
-  width = rollouts.tokens_BL.shape[1]
-  end_B = width - rollouts.mask_BT.shape[1] + rollouts.lengths_B - 1
-  at_L = np.arange(width)
-  read_BL = (at_L >= rollouts.start_B[:, None]) & (at_L < end_B[:, None])
-  read_BL &= rows.age_B[:, None] >= 0
-  if rollouts.record is None:
-    return 1.0
-  lost_BL = (rollouts.record < 0).any(-1) & read_BL
-  return lost_BL.sum() / max(read_BL.sum(), 1)
 
 
 def bound(

@@ -32,6 +32,7 @@ from rl_reason.algorithms import (
 from rl_reason.collect import experience, grading
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.devices.randomness import key
+from rl_reason.features.routing_replay import recorded_routes
 from rl_reason.lab import ablate
 from rl_reason.models import decoder, experts
 from rl_reason.rollout import sampler, sampler_weights
@@ -74,7 +75,7 @@ SAMPLING = dict(
     max_tokens=MAX_TOKENS,
     eos=(TOK.eos_token_id,),
     pad=TOK.pad_token_id,
-    record=True,
+    record=recorded_routes.record,
 )
 
 

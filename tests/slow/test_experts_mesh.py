@@ -12,6 +12,7 @@ import tiny
 from test_sequence_update import make_mesh
 
 from rl_reason.devices import sharding
+from rl_reason.features.routing_replay import recorded_routes
 from rl_reason.models import decoder, experts, parameters
 from rl_reason.rollout import sampler
 from rl_reason.training import packing, step
@@ -121,7 +122,7 @@ def test_the_sampler_gathers_experts():
           jax.random.key(0),
           np.float32(1),
           group_size=4,
-          record=True,
+          record=recorded_routes.record,
       )
       out.append(sharding.fetch(found))
   np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)

@@ -55,7 +55,7 @@ class _EarlierSteps(feature.Declaration):
           f"{c.advantage.name} compares rewards with rewards of earlier steps:"
           " use 'loss'"
       )
-    if c.rollout.replay_routing:
+    if c.rollout.get("replay_routing"):
       yield "advantage.name", (
           "no routes are kept of earlier steps: leave it out, or set"
           " rollout.replay_routing = False"

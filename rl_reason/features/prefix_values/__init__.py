@@ -48,7 +48,7 @@ class _PrefixValues(feature.Declaration):
       yield "advantage.continuations", f"must not exceed the {slots} slots"
     for field, value, off in (
         ("rollout.engine.name", r.engine.name, "own"),
-        ("rollout.replay_routing", r.replay_routing, False),
+        ("rollout.replay_routing", r.get("replay_routing", False), False),
         ("reward.shuffle", c.reward.shuffle, False),
         ("reward.process", c.reward.process, "rewards"),
         ("reward.truncated", c.reward.truncated, "terminal"),
