@@ -40,11 +40,11 @@ class Learning(NamedTuple):
   """The static arguments of `step.rl_update`, which describes them."""
 
   objective: objective_lib.Objective
-  compare: None  # a KL over the whole vocabulary cannot be replayed,
-  stream: None  # and neither can rows beside those of RL
   tx: optax.GradientTransformation
   cfg: decoder.ModelConfig
   temperature: float
+  compare: None = None  # a KL over the whole vocabulary cannot be replayed,
+  stream: None = None  # and neither can rows beside those of RL
   admits: Callable[[dict[str, Array]], Array | bool] = step_lib.every_update
   read: Callable[[Tree, Tree | None], Tree] = learned_parameters.ALL.read
 
