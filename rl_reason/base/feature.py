@@ -133,7 +133,10 @@ class Stage(NamedTuple):
     about: what it does, for --help.
     rate: the field of its learning rate.
     policy: whether it returns a policy, which --step names as the stage, and no
-      other network.
+      other network. The parameters of SFT are its own then.
+    steps: the field of its number of steps, if the stage is off where that is
+      0. Elsewhere, if its result is a policy, --stage=all and --stage=value
+      train it after SFT, and begin with its policy.
     rows: the config -> numbers of rows that the devices that learn share
       evenly, by field.
     other_names: what users call it.
@@ -143,6 +146,7 @@ class Stage(NamedTuple):
   about: str
   rate: str
   policy: bool = False
+  steps: str = ""
   rows: Callable[[Any], dict[str, int]] = lambda c: {}
   other_names: tuple[str, ...] = ()
 
@@ -518,12 +522,13 @@ def marked(mark: str, c: Any = None) -> dict[str, Any]:
   return found
 
 
+def _at(c: Any, name: str) -> Any:
+  return functools.reduce(operator.getitem, name.split("."), c)
+
+
 def set_fields(c: Any, mark: str) -> dict[str, Any]:
   """The fields of a mark that a config sets, with what it sets them to."""
-  found = {
-      name: functools.reduce(operator.getitem, name.split("."), c)
-      for name in marked(mark)
-  }
+  found = {name: _at(c, name) for name in marked(mark)}
   return {name: value for name, value in found.items() if value}
 
 
@@ -538,6 +543,12 @@ def said(c: Any, mark: str) -> dict[str, Any]:
       for name, value in set_fields(c, mark).items()
   }
   return {name: x for name, x in found.items() if x}
+
+
+def before_rl(c: Any) -> list[str]:
+  """Stages of features by which a config changes the policy before RL."""
+  known = {k: x.steps for k, x in stages().items() if x.policy and x.steps}
+  return [name for name, field in known.items() if _at(c, field)]
 
 
 def used(c: Any) -> list[Declaration]:

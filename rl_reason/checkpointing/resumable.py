@@ -39,6 +39,11 @@ _AFTER_SFT = (*feature.stages(), "value", "rl")
 FOLLOWED_BY = {
     "sft": ("habits", *_AFTER_SFT),
     "habits": _AFTER_SFT,
+    **{
+        name: ("value", "rl")
+        for name, x in feature.stages().items()
+        if x.policy
+    },
     "value": ("rl",),
 }
 

@@ -15,7 +15,12 @@ import ml_collections
 from absl import flags
 
 from rl_reason import features
-from rl_reason.base import config as config_lib, errors, function_kinds
+from rl_reason.base import (
+    config as config_lib,
+    errors,
+    feature,
+    function_kinds,
+)
 from rl_reason.base.fields import FIELDS
 from rl_reason.base.other_names import COUNTED, of_others
 from rl_reason.checks import (
@@ -25,6 +30,7 @@ from rl_reason.checks import (
     machine_checks,
     presets,
     replay_rules,
+    rules,
     run_directory,
     saved_config,
     usage,
@@ -277,6 +283,10 @@ def examine(
     faults.add(machine_checks.files(config, faults.fields))
   if stage not in ("serve", "size", "report"):
     file_checks.check(config, stage, faults)
+  further = feature.stages().get(stage)
+  if further and further.steps and not config_lib.at(config, further.steps):
+    remedy = f"--stage={stage} would train nothing: set it"
+    faults.add([rules.line(config, further.steps, remedy)])
   names = {f"{known.field}.name" for known in function_kinds.KINDS.values()}
   if trace and stage in file_checks.TRAINS and not names & found.fields:
     if any(":" in config_lib.at(config, name) for name in names):

@@ -137,8 +137,9 @@ def _learned(c, stage: str) -> dict[str, int]:
   }
   for name, switch in feature.marked("learned_rows").items():
     out[name] = at(c, name) if at(c, switch) else 0
-  if of_feature := feature.stages().get(stage):
-    out |= of_feature.rows(c)
+  further = feature.stages()
+  for name in [stage] if stage in further else feature.before_rl(c):
+    out |= further[name].rows(c)
   return out
 
 

@@ -22,6 +22,7 @@ FEATURES = (
     "perturbed_questions",
     "compared_evaluations",
     "reward_model_stage",
+    "preference_optimization",
     "standardised_scores",
     "retired_prompts",
     "unequal_groups",

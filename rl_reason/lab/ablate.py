@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import config as config_lib, feature
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_checks, config_files, run_directory
 from rl_reason.lab import jobs
@@ -82,6 +82,7 @@ _SFT = """
     evaluate.top_k evaluate.min_p evaluate.repetition_penalty
 """.split()
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
+_VALUE += [f"{name}." for name, x in feature.stages().items() if x.policy]
 
 
 # Stages whose results rows can share: the field for their work directory, and

@@ -4,6 +4,7 @@ All hosts together: each process copies and writes the part of the state that
 its devices hold.
 """
 
+from rl_reason.base import feature
 from rl_reason.checks import config_facts
 from rl_reason.devices import sharding
 from rl_reason.lab.memory_formula import bytes_of, moments_of
@@ -36,6 +37,8 @@ def estimate(
   for stage, steps in ("SFT", c.sft.steps), ("habits", c.sft.habits.steps):
     if steps and not c.sft.reuse:
       disk[f"checkpoint of {stage}"] = state(table)
+  for stage in feature.before_rl(c):
+    disk[f"checkpoint of --stage={stage}"] = state(table)
   if config_facts.has_critic(c):
     value = state(critic.table(critic_cfg))
     rl += value

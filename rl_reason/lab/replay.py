@@ -205,7 +205,7 @@ class Copy:
     for name in run_log.FILES:
       if (self._from / name).exists():
         shutil.copyfile(self._from / name, self.place / name)
-    for stage in ("sft", "habits", "value"):
+    for stage in ("sft", "habits", *feature.stages(), "value"):
       found = Checkpoints(self._from / "checkpoints" / stage)
       for step in found.steps():
         self._link(stage, step)
@@ -287,7 +287,7 @@ def _start(own, session: Session, copy: Copy, step: int) -> learn.Start:
 
 def _anew(own, pretrain: Callable, model: Model, there: Output) -> learn.Start:
   """Policy and critic of step 0."""
-  params = trained_parameters.sft(own, model=model, output=there)
+  params = trained_parameters.start(own, model=model, output=there)
   if not config_facts.has_critic(own):
     return params, None, None
   if own.critic.pretrain_steps and not own.critic.reuse:

@@ -5,7 +5,7 @@ import tomllib
 from typing import Any
 
 from rl_reason import features
-from rl_reason.base import json_files
+from rl_reason.base import feature, json_files
 from rl_reason.report.scores import (
     VALIDATION,
     by_set,
@@ -55,8 +55,9 @@ def charts_of(
   by_stage = {
       stage: points(lines, stage) for stage in ("rl", "evaluate", "value")
   }
-  for stage in ("sft", "habits"):
-    by_stage[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
+  for stage in ("sft", "habits", *feature.stages()):
+    loss = f"{stage if stage != 'habits' else 'sft'}/loss"
+    by_stage[stage] = [x for x in of_stage(lines, stage) if loss in x]
   words, known_charts, sources = _sources(lines, by_stage)
 
   # Long curves become means over adjacent steps, with bands.

@@ -149,6 +149,11 @@ def _before(f: _Fields) -> str:
             f"{name}, {f[f'{field}.steps']:,} steps of {f['sft.batch']} rows,"
             f" learning rate {f[f'{field}.lr']:g} ({f[f'{field}.schedule']})"
         )
+  for name, x in feature.stages().items():
+    if x.policy and x.steps and f[x.steps]:
+      parts.append(
+          f"--stage={name}, {f[x.steps]:,} steps, learning rate {f[x.rate]:g}"
+      )
   if f["critic.pretrain_steps"]:
     rollouts = f["critic.pretrain_steps"]
     parts.append(f"value pretraining, {rollouts} rollouts at most")

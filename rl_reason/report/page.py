@@ -18,6 +18,7 @@ from rl_reason import features
 from rl_reason.base import (
     config as config_lib,
     errors,
+    feature,
     fields as fields_lib,
     function_kinds,
     json_files,
@@ -287,17 +288,24 @@ def _score_table(lines: list[dict], config: dict[str, Any]) -> dict[str, Any]:
   """The scores before RL, after RL, and after the first stage of SFT."""
   before, after = scores_lib.before_after(lines)
   sft = [x for x in of_stage(lines, "sft") if scores(x)]
+  further = [
+      name
+      for name, x in feature.stages().items()
+      if x.policy and of_stage(lines, name)
+  ]
   old, new = scores(before or {}), scores(after or {})
   columns: dict[str, dict] = {}
   if before:
     learned = any("sft/loss" in x for x in lines) or config.get("sft.reuse")
-    columns["after SFT, before RL" if learned else "before RL"] = old
+    stages = [*["SFT"] * bool(learned), *further]
+    after_them = f"after {' and '.join(stages)}, " * bool(stages)
+    columns[f"{after_them}before RL"] = old
   if after:
     columns[f"after {after['step']} steps"] = new
     columns["change"] = {}
   if sft and of_stage(lines, "habits"):
     columns["after SFT, before the habits"] = scores(sft[-1])
-  elif sft and not before:
+  elif sft and (further or not before):
     columns["after SFT"] = scores(sft[-1])
 
   def cell(head, name):

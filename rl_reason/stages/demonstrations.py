@@ -1,12 +1,16 @@
-"""Responses to imitate (SFT), and pairs of them to compare (reward models)."""
+"""Responses to imitate (SFT), and pairs of them to compare."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grain
 import numpy as np
 
 from rl_reason import features
-from rl_reason.data import datasets, pipelines, tokenizer
+from rl_reason.base import config as config_lib
+from rl_reason.checks import config_facts
+from rl_reason.data import datasets, pipelines, sample_files, tokenizer
 from rl_reason.devices.randomness import host_seed
 
 
@@ -93,6 +97,59 @@ def preferences(
   return pipelines.iterate(grain.MapDataset.source(source).map(pair), batch)
 
 
+def pairs(
+    c,
+    section: str,
+    rows: pipelines.RowSource,
+    tok: Any,
+    *,
+    evaluation: bool,
+    say: Callable[[str], None],
+) -> tuple[Iterator, float]:
+  """Endless batches of (prompt, chosen, rejected), to train on or held out.
+
+  Args:
+    c: the config.
+    section: its section with batch, chosen, rejected and samples: sources of
+      pairs, or '' for `preferences`.
+    rows: of the run.
+    tok: the tokenizer.
+    evaluation: whether to take held-out prompts.
+    say: shows a line.
+
+  Returns:
+    the iterator, and the number of different pairs: inf if they are generated.
+
+  Raises:
+    DataError: there are no such pairs.
+  """
+  part = config_lib.at(c, section)
+  if not part.samples:
+    chosen, rejected = (
+        config_facts.styles(x, rows.task) for x in (part.chosen, part.rejected)
+    )
+    stream = preferences(
+        rows, part.batch, chosen, rejected, evaluation=evaluation
+    )
+    return stream, math.inf
+  field = f"{section}.samples"
+  parts, weights = sample_files.read(
+      field,
+      part.samples,
+      tok,
+      (c.rollout.max_prompt, c.rollout.max_tokens),
+      say,
+      pairs=True,
+      revisions=config_facts.revisions(c),
+  )
+  parts, held_out = sample_files.split(field, parts)
+  if evaluation:
+    parts, weights = [[x for part in held_out for x in part]], [1.0]
+  seed = host_seed(c.seed, f"samples of pairs {evaluation}")
+  stream = sample_files.iterate(parts, weights, seed, part.batch)
+  return stream, sum(map(len, parts))
+
+
 def _style(rng: np.random.Generator, mixture: dict) -> str:
   """A random style of the mixture; '' for a task without styles."""
   styles = sorted(mixture)
@@ -144,6 +201,12 @@ def _pairs(
   counted(sum(map(len, positions)))
   mixed = pipelines.mix(positions, weights, seed)
   return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
+
+
+def pack_pairs(rollout, tok: Any, pairs) -> tuple[Any, Any, Any]:
+  """`pack` of pairs: tokens, start and mask of 2 B rows, pairs adjacent."""
+  texts = [(prompt, text) for prompt, *both in pairs for text in both]
+  return pack(tok, texts, rollout.max_prompt, rollout.max_tokens)
 
 
 def pack(

@@ -1,5 +1,7 @@
 """The stages that train: SFT, then value pretraining and RL, or another stage.
 
+Stages of features whose result is a policy may come between SFT and the rest.
+
 Once RL has a checkpoint, SFT and value pretraining are over. If one of their
 checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
@@ -45,10 +47,12 @@ def run(c, session: Session, stage: str) -> Tree | None:
     update = compile_ahead.policy_update(c, model, output.display)
   if found is None:
     params = sft.run(c, session)
-    if of_feature := feature.stages().get(stage):
-      trained = pkgutil.resolve_name(of_feature.run)(c, session, params)
-      params = trained if of_feature.policy else params
-    elif stage != "sft" and config_facts.has_critic(c):
+    further = feature.stages()
+    names = [stage] if stage in further else feature.before_rl(c)
+    for name in names if stage != "sft" else ():
+      trained = pkgutil.resolve_name(further[name].run)(c, session, params)
+      params = trained if further[name].policy else params
+    if stage in ("all", "value") and config_facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
     # Under the same name, to free an fp32 copy of frozen parameters.
@@ -81,7 +85,7 @@ def resumed(
   learned, lost, needed = optimizers.learned(c), "", ""
   params = critic_params = counters = None
   try:
-    params = trained_parameters.sft(c, model=model, output=output)
+    params = trained_parameters.start(c, model=model, output=output)
   except RunError as e:
     lost = str(e)
     needed = learned.needs_start

@@ -1,4 +1,4 @@
-"""Supervised training on an endless stream: SFT and reward models.
+"""Supervised training on an endless stream: SFT, and losses of pairs.
 
 Metrics are read one step late, while the device works on the next step.
 """
@@ -65,23 +65,26 @@ def program(
 
   Args:
     c: the checked config.
-    update: (state, Packed, mask [B, T], tx=) -> state and metrics.
+    update: (state, Packed, mask [B, T], further arrays of rows, tx=) -> state
+      and metrics.
     title: of the stage on the screen.
     table: of the network's parameters.
     mesh: the devices.
     display: where the compile time is reported.
 
   Returns:
-    (state, Packed, mask [B, T], learning rates [S]) -> state and metrics. The
-    state is donated.
+    (state, Packed, mask [B, T], further arrays, learning rates [S]) -> state
+    and metrics. The state is donated.
   """
   # The rates are an argument, and the state is that of any schedule.
   optimizer = functools.partial(
       of_stage, c.optimizer, lr=0.0, schedule="constant", total=0
   )
 
-  def supervised_update(state, packed, mask_BT, rates_S):
-    return update(state, packed, mask_BT, tx=optimizer(rates_S=rates_S))
+  def supervised_update(state, packed, mask_BT, *others):
+    *rows, rates_S = others
+    tx = optimizer(rates_S=rates_S)
+    return update(state, packed, mask_BT, *rows, tx=tx)
 
   fn = jax.jit(
       supervised_update,
@@ -102,7 +105,7 @@ def train(
     table: Tree,
     first: Callable[[Tree], Tree] | None,
     stream: Any,
-    rows: Callable[[Any], tuple[Array, Array, Array]],
+    rows: Callable[[Any], tuple[Array, ...]],
     update: Callable,
     steps: int,
     lr: float,
@@ -124,7 +127,8 @@ def train(
     table: of the network's parameters.
     first: shardings of the parameters -> initial parameters; None: random.
     stream: a checkpointable iterator over batches.
-    rows: a batch -> tokens [B, L], start [B], mask [B, T].
+    rows: a batch -> tokens [B, L], start [B], mask [B, T], and further arrays
+      [B, ...] that the update reads.
     update: a `program`.
     steps: optimizer steps.
     lr: peak learning rate.
@@ -197,10 +201,10 @@ def train(
       stage.check_stop()
       skips.enforce(flush)
       # Pack the next batch and dispatch its update.
-      tokens_BL, start_B, mask_BT = rows(next(stream))
+      tokens_BL, start_B, mask_BT, *others = rows(next(stream))
       packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)
-      placed = sharding.put_packed(mesh, packed), sharding.put(
-          mesh, mask_BT, "batch"
+      placed = sharding.put_packed(mesh, packed), *(
+          sharding.put(mesh, x, "batch") for x in (mask_BT, *others)
       )
       state.train, metrics = update(state.train, *placed, rates_S)
       # Log the step before, while the device works.

@@ -1,6 +1,7 @@
 """Trained parameters: of a stage of this run, of another run, or exported.
 
-sft           the policy that SFT, or model.path, gives RL
+sft           the policy of SFT, or of model.path
+start         the policy that RL starts from: of SFT, or of a stage after it
 policy        the policy of a work directory, by step
 rl            policy and critic of a checkpoint of RL
 critic        the critic that value pretraining starts from
@@ -119,14 +120,27 @@ def _ended(which: str, output: Output) -> tuple[Checkpoints, int] | None:
   step = checkpoints.newest(output.display.say)
   if step is None or not checkpoints.host(step)["complete"]:
     raise RunError(
-        f"--step = {which}: this stage is not complete in {output.workdir}; run"
+        f"{output.workdir}: its stage {which} is not complete; run"
         f" --stage={which} there"
     )
   return checkpoints, step
 
 
+def start(c, *, model: Model, output: Output) -> Tree:
+  """The policy that RL starts from: of `feature.before_rl`, or of SFT.
+
+  Raises:
+    RunError: the stage is not complete; see `sft`.
+  """
+  for name in reversed(feature.before_rl(c)):
+    ended = _ended(name, output)
+    assert ended, name
+    return _network(*ended, model)
+  return sft(c, model=model, output=output)
+
+
 def has_sft(c) -> bool:
-  """Whether RL starts from SFT, of this run or of another one."""
+  """Whether there is a policy of SFT, of this run or of another one."""
   return bool(c.sft.reuse or config_facts.sft_steps(c))
 
 
@@ -139,7 +153,8 @@ def policy(
     c: the config.
     which: 'newest', 'best', a step of RL, several (see `averaging`), 'sft', or
       a stage of a feature whose result is a policy. Where RL has not begun,
-      'newest' is the policy of SFT, or without SFT the model of model.path.
+      'newest' is the policy that RL would start from: of such a stage, of SFT,
+      or without SFT the model of model.path.
     model: shapes and devices.
     output: work directory and screen.
 
@@ -150,7 +165,10 @@ def policy(
     return _network(*ended, model), None, 0, f"the policy of --stage={which}"
   if starts(c, which, output):
     about = "SFT" if has_sft(c) else c.model.path
-    params = sft(c, model=model, output=output)
+    before = feature.before_rl(c) if which != "sft" else []
+    if before:
+      about = f"--stage={before[-1]}"
+    params = (start if before else sft)(c, model=model, output=output)
     return params, None, 0, f"the policy of {about}"
   params, critic_params, step = rl(c, which, model=model, output=output)
   what = f"step {step}" if "+" not in which else f"the mean of steps {which}"
@@ -177,7 +195,7 @@ def require(c, which: str, output: Output) -> None:
 
 
 def starts(c, which: str, output: Output) -> bool:
-  """Whether `which` names the policy that RL starts from."""
+  """Whether `which` names a policy before RL, and no stage of a feature."""
   begun = open_stage(c, output, "rl").checkpoints.steps()
   return which == "sft" or (which == "newest" and not begun)
 
@@ -225,8 +243,8 @@ def rl(
     which: 'newest', 'best', a step, or several steps, which are averaged.
     model: shapes and devices.
     output: work directory and screen.
-    base: () -> the parameters that SFT ended with, read if learned parameters
-      are beside frozen ones; None: of `sft`.
+    base: () -> the parameters that RL started from, read if learned parameters
+      are beside frozen ones; None: of `start`.
 
   Returns:
     the policy, the critic (None without one), and their (last) step.
@@ -260,7 +278,7 @@ def rl(
   else:
     found = checkpoints.restore_part(step, like)
   networks = {name: x["params"] for name, x in found.items()}
-  of_start = base or functools.partial(sft, c, model=model, output=output)
+  of_start = base or functools.partial(start, c, model=model, output=output)
   frozen = learned.frozen(of_start, model.cfg.dtype)
   learned.check(checkpoints.host(step), frozen)
   params = learned.read(networks["policy"], frozen)

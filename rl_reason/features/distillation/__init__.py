@@ -22,8 +22,8 @@ def _content(place: str) -> str:
     return "a server"
   root = pathlib.Path(place)
   if (root / "checkpoints").is_dir():
-    stages = [root / "checkpoints" / x for x in ("sft", "habits", "rl")]
-    return path_contents.of_files(stages)
+    stages = ("sft", "habits", *feature.stages(), "rl")
+    return path_contents.of_files([root / "checkpoints" / x for x in stages])
   return path_contents.of_files([root], path_contents.MODEL_FILES)
 
 

@@ -9,9 +9,8 @@ Shapes here: N pairs of responses.
 """
 
 import functools
-import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import chex
@@ -24,13 +23,9 @@ from rl_reason import hf
 from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
-from rl_reason.checks import config_facts
 from rl_reason.checks.model_directory import resolve
-from rl_reason.data import sample_files
-from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
-from rl_reason.devices.randomness import host_seed
 from rl_reason.evaluation import statistics
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
@@ -62,7 +57,10 @@ def run(c, session: Session, policy_params: Tree) -> Tree:
   """
   model, tok, output = session.model, session.tok, session.output
   r, cfg, say = c.reward_model, model.critic_cfg, output.display.say
-  pack = functools.partial(_pack_pairs, c.rollout, tok)
+  pack = functools.partial(demonstrations.pack_pairs, c.rollout, tok)
+  pairs = functools.partial(
+      demonstrations.pairs, c, "reward_model", session.row_source, tok
+  )
 
   def first(shardings: Tree) -> Tree:
     if r.init:
@@ -83,9 +81,7 @@ def run(c, session: Session, policy_params: Tree) -> Tree:
     return preference_update(state, packed, cfg=cfg, tx=tx)
 
   def finish(params: Tree) -> None:
-    stream, available = pairs(
-        c, session.row_source, tok, evaluation=True, say=lambda _: None
-    )
+    stream, available = pairs(evaluation=True, say=lambda _: None)
     count = int(min(r.evaluate_pairs, available))
     batches = (pack(next(stream)) for _ in range(-(-count // r.batch)))
     size = build_step.packed_rows(c, model.mesh)
@@ -110,7 +106,7 @@ def run(c, session: Session, policy_params: Tree) -> Tree:
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=pairs(c, session.row_source, tok, evaluation=False, say=say)[0],
+      stream=pairs(evaluation=False, say=say)[0],
       rows=pack,
       update=supervised.program(
           c,
@@ -169,46 +165,6 @@ def preference_update(
   grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
   state, step_metrics = optimize(state, tx, grads, at=state.step)
   return state.replace(step=state.step + 1), metrics | step_metrics
-
-
-def pairs(
-    c, row_source: RowSource, tok: Any, *, evaluation: bool, say: Callable
-) -> tuple[Iterator, float]:
-  """Endless batches of (prompt, chosen, rejected), to train on or held out.
-
-  Returns:
-    the iterator, and the number of different pairs: inf if they are generated.
-  """
-  r, rollout = c.reward_model, c.rollout
-  if not r.samples:
-    chosen, rejected = (
-        config_facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
-    )
-    stream = demonstrations.preferences(
-        row_source, r.batch, chosen, rejected, evaluation=evaluation
-    )
-    return stream, math.inf
-  parts, weights = sample_files.read(
-      "reward_model.samples",
-      r.samples,
-      tok,
-      (rollout.max_prompt, rollout.max_tokens),
-      say,
-      pairs=True,
-      revisions=config_facts.revisions(c),
-  )
-  parts, held_out = sample_files.split("reward_model.samples", parts)
-  if evaluation:
-    parts, weights = [[x for part in held_out for x in part]], [1.0]
-  seed = host_seed(c.seed, f"samples of pairs {evaluation}")
-  stream = sample_files.iterate(parts, weights, seed, r.batch)
-  return stream, sum(map(len, parts))
-
-
-def _pack_pairs(rollout, tok: Any, pairs) -> tuple[Array, Array, Array]:
-  """Tokens, start and mask of 2 B rows; the rows of a pair are adjacent."""
-  texts = [(prompt, text) for prompt, *both in pairs for text in both]
-  return demonstrations.pack(tok, texts, rollout.max_prompt, rollout.max_tokens)
 
 
 def _scores(

@@ -10,7 +10,7 @@ from tiny_session import call
 
 from rl_reason.features.reward_model_stage import reward_model
 from rl_reason.models import critic
-from rl_reason.stages import optimizers
+from rl_reason.stages import demonstrations, optimizers
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow
@@ -24,9 +24,15 @@ def test_micro_batches_change_nothing(trained):
       session.config.optimizer, lr=1e-2, schedule="constant", total=1
   )
   with jax.set_mesh(session.mesh):
-    stream, _ = call(reward_model.pairs, session, evaluation=True)
+    stream, _ = call(
+        demonstrations.pairs,
+        session,
+        "reward_model",
+        session.row_source,
+        evaluation=True,
+    )
     rollout = session.config.rollout
-    rows = reward_model._pack_pairs(rollout, session.tok, next(stream)[:8])
+    rows = demonstrations.pack_pairs(rollout, session.tok, next(stream)[:8])
     where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
     params = jax.tree.map(jax.numpy.copy, trained.params)
     state = optimizer.new_state(params, tx, where)
