@@ -3,8 +3,9 @@
   runs/peers/trl/bin/python -m conformance.dpo_steps
 
 writes dpo_steps.json here: the metrics of each step, and the parameters after
-the last one, each as its product with `directions`. tests/features/preference_optimization/ compares them with this
-package. Each step has all pairs, so that their order changes nothing.
+the last one, each as its product with `directions`. The tests of the feature
+preference_optimization compare them with this package. Each step has all pairs,
+so that their order changes nothing.
 """
 
 import copy

@@ -40,6 +40,7 @@ def test_every_config_has_a_golden_step():
   others |= {"dapo_qwen", "gsm8k_scratch", "guess", "calculator", "serve"}
   others |= {"lines", "python", "reasoning_gym"}
   others |= {"chain"}  # PPO and VAPO as they are, on another task
+  others |= {"preferences"}  # DAPO after DPO
   others |= {"speedrun"}  # DAPO, with other sizes
   others |= {"distill"}  # tests/features/distillation
   others |= {"smollm2"}  # DAPO of a pretrained model

@@ -11,6 +11,7 @@ Shapes here: B rows, two for each pair; the chosen response comes first.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -260,7 +261,7 @@ class Reference:
     self.held_out: list[tuple[Rows, Array]] | None = None
 
   def compute(
-      self, batches: Iterator[Rows] = iter(()), count: int = 0
+      self, batches: Iterable[Rows] = (), count: int = 0
   ) -> list[Array]:
     """The log-probs of `count` batches, [B] each, and of held-out pairs.
 
@@ -269,10 +270,10 @@ class Reference:
     if self.held_out is not None:
       return []
     out = []
-    for n in range(count):
+    for n, rows in enumerate(itertools.islice(batches, count), 1):
       self._check_stop()
-      self._doing(f"log-probs of SFT, batch {n + 1} of {count}")
-      out.append(self._logps(self._params, *next(batches)))
+      self._doing(f"log-probs of SFT, batch {n} of {count}")
+      out.append(self._logps(self._params, *rows))
     held_out = [(x, self._logps(self._params, *x)) for x in self._rows]
     for x in jax.tree.leaves(self._params):
       x.delete()
