@@ -9,6 +9,6 @@ from rl_reason.configs import dapo
 def get_config():
   """DAPO on the built-in task, whose policy first learns from pairs."""
   c = dapo.get_config()
-  c.dpo.update(steps=100, batch=32, lr=3e-4)
+  c.dpo.update(steps=100, batch=32, lr=1e-4)
   c.dpo.chosen, c.dpo.rejected = "careful:1", "sloppy:1,direct:1"
   return c

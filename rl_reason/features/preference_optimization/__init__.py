@@ -38,7 +38,7 @@ class _PreferenceOptimization(feature.Declaration):
           other_names=("preferences", "preference_optimization"),
       )
   }
-  smoke = {"dpo.steps": 10, "dpo.batch": 16, "dpo.evaluate_pairs": 64}
+  smoke = {"dpo.steps": 10, "dpo.warmup_steps": 5}
   sources = ("dpo.samples",)
   sampled = ("dpo.",)
   policy_fields = ("dpo.",)
