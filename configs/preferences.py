@@ -1,6 +1,9 @@
 """SFT, DPO on pairs of responses, and RL in one command.
 
 python -m rl_reason.main --config=configs/preferences.py
+
+Held-out accuracy of seed 0 before RL: 19.7% after SFT, 25.4% after DPO. At
+three times the learning rate DPO ranks more pairs correctly, and ends at 12.8%.
 """
 
 from rl_reason.configs import dapo

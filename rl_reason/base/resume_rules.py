@@ -230,4 +230,5 @@ def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
       for one, other in ((there, here), (here, there))
   )
   values = (*VALUES, *feature.marked("sampled"))
+  values += tuple(f"{k}." for k, x in feature.stages().items() if x.policy)
   return [x for x in differences(there, here) if x.startswith(values)]

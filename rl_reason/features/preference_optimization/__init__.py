@@ -38,11 +38,12 @@ class _PreferenceOptimization(feature.Declaration):
           other_names=("preferences", "preference_optimization"),
       )
   }
-  smoke = {"dpo.steps": 10, "dpo.warmup_steps": 5}
-  sources = ("dpo.samples",)
-  sampled = ("dpo.",)
-  policy_fields = ("dpo.",)
-  readers = {name: (_mixture(name), "") for name in _STYLES}
+  marks = {
+      "smoke": {"dpo.steps": 10, "dpo.warmup_steps": 5},
+      "sources": ("dpo.samples",),
+      "evaluated": {"dpo.steps": 0},
+      "readers": {name: (_mixture(name), "") for name in _STYLES},
+  }
 
   def fields(self, c) -> None:
     c.dpo = section(  # --stage=dpo, and in --stage=all between SFT and RL

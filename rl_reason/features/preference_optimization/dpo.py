@@ -85,6 +85,7 @@ def run(c, session: Session, policy_params: Tree) -> Tree:
 
   def finish(params: Tree) -> None:
     reference.compute()
+    assert reference.held_out is not None
     rewards_B = np.concatenate(
         [
             d.beta * (logps(params, *batch) - reference_B)

@@ -14,7 +14,7 @@ from test_checks import with_fields
 
 from conformance import dpo_steps
 from rl_reason import hf, run, tasks
-from rl_reason.base import config, feature
+from rl_reason.base import config, feature, resume_rules
 from rl_reason.base.errors import ConfigError
 from rl_reason.checkpointing import resumable
 from rl_reason.checks import (
@@ -148,6 +148,15 @@ def test_a_stage_of_no_steps_is_refused(tmp_path):
   assert faults.lines == [
       "dpo.steps = 0: --stage=dpo would train nothing: set it"
   ]
+
+
+def test_what_another_run_must_share():
+  """A critic has the values of the policy that RL starts from."""
+  there = config.flat(base.arithmetic())
+  here = there | {"dpo.steps": 5}
+  (found,) = resume_rules.other_values(there, here, "runs/a")
+  assert found == "dpo.steps: 0 -> 5"
+  assert resume_rules.differences(there, here) == [found]
 
 
 ON = {"dpo.steps": 5}
