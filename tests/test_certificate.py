@@ -43,7 +43,7 @@ def said(one, version, params, weights):
   one.weights(version, params)
   held = checksums.answers([checksums.Answer(checksums.on_device(weights))])
   counts = dict(version=version, held=held)
-  return one.of_weights(None, counts, params, weights)
+  return one.of_weights(counts, params, weights)
 
 
 def with_layers(params, **arrays):
@@ -157,9 +157,9 @@ def test_what_is_known_outlives_a_restart():
   sums = checksums.on_device(policies[1])
   held = checksums.answers([checksums.Answer(sums)])
   counts = dict(version=1, held=held)
-  assert OTHER not in again.of_weights(None, counts, policies[2], policies[2])
+  assert OTHER not in again.of_weights(counts, policies[2], policies[2])
   # A checkpoint without checksums proves nothing, and accuses nobody.
-  assert OTHER not in make().of_weights(None, counts, policies[2], policies[2])
+  assert OTHER not in make().of_weights(counts, policies[2], policies[2])
   for n in range(3, 20):
     one.weights(n, policies[0])
   assert sorted(one.host(), key=int) == ["0", "16", "17", "18", "19"]
@@ -186,6 +186,11 @@ def test_log_probs_are_compared_with_the_policy_that_sampled():
   assert one.of_logps(x, None) == {}
   x.age_B[:] = -1
   assert one.of_logps(x, trainer_BT) == {}
+
+
+def test_faults_of_features_are_told_beside_those_of_weights():
+  counts = dict(faults=["a", "b"])
+  assert make().of_weights(counts, None, None)[OTHER] == "a; b"
 
 
 def test_consecutive_steps_of_another_policy_end_a_run():

@@ -201,7 +201,7 @@ def train(
           state.step, weights, on_dispatch=logger.flush
       )
       logger.flush()  # not yet, if the engine has not called it
-      metrics |= certificate.of_weights(rows, counts, params, weights)
+      metrics |= certificate.of_weights(counts, params, weights)
       del weights  # freed before the update
       plan = plan_rows(rows.rollouts, state.step)
       clock.lap("host")

@@ -68,19 +68,14 @@ class Certificate:
     return self._engine.weights(params, self._kind)
 
   def of_weights(
-      self,
-      rows: Experience,
-      counts: dict[str, Any],
-      params: Tree,
-      weights: Tree,
+      self, counts: dict[str, Any], params: Tree, weights: Tree
   ) -> dict[str, Any]:
     """Compares the weights that sampled a batch with the policy.
 
     Args:
-      rows: of the batch.
       counts: of `RolloutCollector.counts`, and `version`: the RL step whose
         policy was to sample. A batch that groups of earlier steps have filled
-        was sampled, and certified, then. `faults` are of a feature.
+        was sampled, and certified, then. `faults` are of features, in words.
       params: of the policy of this step.
       weights: that `weights` returned in this step.
 
