@@ -325,19 +325,20 @@ def verdicts(result: dict) -> list[tuple[str, str, str]]:
 
 def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
-  c = smollm2.get_config()
+  c, more = smollm2.get_config(), smollm2.get_config("sft").sft.steps
   about = (
       "Does RL teach a pretrained model on a CPU, and is it the verdicts that"
       f" teach it? [plans/{NAME}.md](plans/{NAME}.md)"
       " has the hypotheses. SmolLM2-135M-Instruct, word problems of one step"
       f" (`configs/word_problems.json`), {c.sft.steps} steps of SFT, then"
       f" {c.rl.steps} steps of RL with {c.rollout.batch} responses each"
-      f" (`{CONFIG}`). {c.evaluate.prompts} held-out questions, 8 samples at"
+      f" (`{CONFIG}`); the control with more SFT has {more} steps of SFT and no"
+      f" RL. {c.evaluate.prompts} held-out questions, 8 samples at"
       " temperature 1. The most frequent answer is right in"
       f" {constant():.1%} of all {len(test_answers())}. Other programs shared"
       " the machine, so that minutes are upper bounds, and TRL's GRPOTrainer"
-      f" has {TRL_CPU_SECONDS // 60} minutes of CPU time. Bands of the figure:"
-      " least to most of the seeds."
+      f" may use {TRL_CPU_SECONDS // 60} minutes of CPU time. Bands of the"
+      " figure: least to most of the seeds."
   )
   out = [
       "| | seed | RL steps | mean@8 | greedy | maj@8 | pass@8 | truncated |"
@@ -348,7 +349,8 @@ def page(result: dict) -> list[str]:
     ends = (0, -1) if len(x["evaluations"]) > 1 else (-1,)
     for i in ends:
       cells = [f"{at(x, i, k):.1%}" for k in (*COLUMNS, "truncated")]
-      tail = (f"{x['minutes']:.0f}", f"{x['memory_gib']:.1f} GiB")
+      memory = f"{x['memory_gib']:.1f} GiB" if x["memory_gib"] else "–"
+      tail = (f"{x['minutes']:.0f}", memory)
       tail = tail if i == -1 else ("", "")
       steps = str(x["steps"][i])
       out.append(results.row(x["row"], str(x["seed"]), steps, *cells, *tail))
