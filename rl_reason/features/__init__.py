@@ -24,6 +24,7 @@ FEATURES = (
     "reward_model_stage",
     "preference_optimization",
     "standardised_scores",
+    "noisy_verdicts",
     "retired_prompts",
     "unequal_groups",
     "sampling_ahead",
