@@ -1,4 +1,4 @@
-"""On-policy distillation: a model of half the size learns from a DAPO run.
+"""A model of half the size learns each token from a DAPO run, its teacher.
 
   python -m rl_reason.main --config=configs/dapo.py     # the teacher: runs/dapo
   python -m rl_reason.main --config=configs/distill.py
