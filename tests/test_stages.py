@@ -78,7 +78,7 @@ def test_the_update_that_is_compiled_ahead_is_the_update_of_the_run(dapo):
   """The shapes, dtypes and shardings of all arguments are as in the loop."""
   session = dapo.session
   args = update_args(session, dapo.run, dapo.no_rows)
-  args = new_state(session), *args, None, None, None
+  args = new_state(session), *args, None, {}
   expected = compile_ahead.update_arguments(session.c, session.model)
   assert jax.tree.structure(args) == jax.tree.structure(expected)
   for one, other in zip(*map(jax.tree.leaves, (args, expected)), strict=True):

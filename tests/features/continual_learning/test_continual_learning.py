@@ -9,7 +9,6 @@ import pytest
 import tiny_session
 
 from rl_reason.base import feature
-from rl_reason.base.errors import ConfigError
 from rl_reason.checks import file_checks, path_contents, rules
 from rl_reason.features.continual_learning import continued_run, forgetting
 from rl_reason.monitoring import display
@@ -73,8 +72,10 @@ def test_the_schedule_of_carried_moments_begins_anew():
 def test_a_run_that_is_not_there_is_refused(tmp_path):
   c = tiny_session.tiny_config()
   c.rl.init = str(tmp_path / "gone")
-  with pytest.raises(ConfigError, match="rl.init = .*no such directory"):
-    rules.check(c, file_checks._directories(c, set()))
+  faults = rules.Faults()
+  file_checks.check(c, "all", faults)
+  [line] = faults.lines
+  assert line.startswith("rl.init = ") and "no such directory" in line
 
 
 def test_the_content_of_the_run_before_is_its_checkpoints_of_rl(tmp_path):

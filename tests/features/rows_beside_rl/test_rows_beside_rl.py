@@ -78,7 +78,7 @@ def test_the_gradient_is_the_sum_of_both():
       batch_M,
       padded.packed(batch_M, 2),
       COEFS,
-      rows_M=dict(text=rows),
+      beside=dict(rows_M=dict(text=rows)),
   )
   moved = jax.tree.map(jnp.subtract, params, after.params)
   for x, y in zip(*map(jax.tree.leaves, (moved, grads)), strict=True):
@@ -183,14 +183,16 @@ def test_the_rows_resume_where_they_were(session):
   """Each step has rows of its own, as the update that compiles ahead wants."""
   with jax.set_mesh(session.mesh):
     stream = stream_of(session)
-    first, saved = stream.beside(), stream.host()
-    second, again = stream.beside(), stream_of(session)
+    first, saved = stream.beside()["rows_M"], stream.host()
+    second, again = stream.beside()["rows_M"], stream_of(session)
     again.restore({}, saved)
-    resumed = again.beside()
+    resumed = again.beside()["rows_M"]
     old = stream_of(session)  # a state of an earlier version, of SFT alone
     old._streams.pop("text")
     old.restore({}, dict(stream=saved["stream"]["sft"]))
-    shapes = compile_ahead.update_arguments(session.c, session.model)[-1]
+    shapes = compile_ahead.update_arguments(session.c, session.model)[-1][
+        "rows_M"
+    ]
   assert tiny_session.digest(resumed) == tiny_session.digest(second)
   assert tiny_session.digest(first) != tiny_session.digest(second)
   slots = session.c.rollout.max_prompt + session.c.rollout.max_tokens
