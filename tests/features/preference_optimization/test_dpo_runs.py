@@ -1,12 +1,15 @@
 """DPO as a stage of runs: what it learns, and that RL starts from it."""
 
 import shutil
+import subprocess
+import sys
 import types
 
 import jax
 import numpy as np
 import pytest
 import tiny_session
+from conftest import ROOT, child_env
 from tiny_session import call, digest, interrupted
 
 from rl_reason.base import config
@@ -14,6 +17,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.configs import base
+from rl_reason.devices import device_mesh
 from rl_reason.features.preference_optimization import dpo
 from rl_reason.report import charts, head, page
 from rl_reason.stages import learn, rl, trained_parameters
@@ -34,12 +38,12 @@ FIELDS = dict(
 )
 
 
-def make_session(workdir, **changes):
-  return tiny_session.make_session(workdir, **FIELDS | changes)
+def make_session(workdir, mesh=None, **changes):
+  return tiny_session.make_session(workdir, mesh=mesh, **FIELDS | changes)
 
 
-def train(workdir, stop_at=None):
-  session = make_session(workdir)
+def train(workdir, stop_at=None, **options):
+  session = make_session(workdir, **options)
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     try:
@@ -93,6 +97,21 @@ def test_a_stopped_stage_ends_with_the_same_bits(trained, tmp_path, stop_at):
 
 
 @pytest.mark.slow
+def test_devices_change_only_rounding(trained, tmp_path):
+  mesh = device_mesh.make_mesh(2, 2, 1, jax.devices()[:4])
+  with pytest.raises(Stopped):
+    train(tmp_path / "a", stop_at=45, mesh=mesh)  # 40 batches of log-probs
+  split = tiny_session.logged(tmp_path / "a")
+  assert len(split) == 5
+  for here, there in zip(split, trained.lines, strict=False):
+    assert here.keys() == there.keys()
+    for name in set(here) - {"stage", "step"}:
+      np.testing.assert_allclose(
+          here[name], there[name], rtol=1e-3, atol=1e-4, err_msg=name
+      )
+
+
+@pytest.mark.slow
 def test_rl_starts_from_its_policy(tmp_path, monkeypatch):
   """In one command, which resumes; SFT is kept."""
   started = []
@@ -119,6 +138,26 @@ def test_rl_starts_from_its_policy(tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "checkpoints" / "dpo" / str(step))
     with pytest.raises(RunError, match="run --stage=dpo there"):
       call(trained_parameters.start, session)
+
+
+@pytest.mark.slow
+def test_one_command_has_all_three_stages(tmp_path):
+  workdir = tmp_path / "run"
+  args = "--config=configs/preferences.py:smoke", f"--workdir={workdir}"
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", *args],
+      cwd=ROOT,
+      env=child_env(),
+      capture_output=True,
+      text=True,
+  )
+  assert not done.returncode, done.stderr
+  stages = [x["stage"] for x in tiny_session.logged(workdir)]
+  order = [x for x in dict.fromkeys(stages) if x in ("sft", "dpo", "rl")]
+  assert order == ["sft", "dpo", "rl"]
+  report = (workdir / "report.html").read_text()
+  assert "after SFT and dpo, before RL" in report
+  assert "DPO loss" in report and "--stage=dpo, 10 steps" in report
 
 
 def test_its_report(tmp_path):

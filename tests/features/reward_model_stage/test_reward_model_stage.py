@@ -19,6 +19,7 @@ from rl_reason.checks import (
 )
 from rl_reason.configs import base
 from rl_reason.features.reward_model_stage import reward_model
+from rl_reason.report import charts
 
 
 def test_bradley_terry_by_hand():
@@ -82,3 +83,11 @@ def test_its_styles_and_its_smoke_run():
   small = config.flat(config_files.smoke(base.arithmetic()))
   assert small["reward_model.steps"] == 20
   assert small["reward_model.evaluate_pairs"] == 64
+
+
+def test_its_charts():
+  line = {"reward_model/loss": 0.5, "reward_model/accuracy": 0.75}
+  lines = [{"stage": "reward_model", "step": n} | line for n in (10, 20)]
+  axes, found = charts.charts_of(lines)
+  assert axes["reward_model"]["step"] == [10, 20]
+  assert [x["series"][0]["y"] for x in found] == [[0.5] * 2, [0.75] * 2]
