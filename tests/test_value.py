@@ -36,9 +36,9 @@ FIELDS = dict(
 )
 
 
-def grade(task, tok, rollouts, rows):
+def grade(task, tok, rollouts, rows, texts=None):
   """Correct if the prompt has a minus, even if the response is truncated."""
-  del task, tok
+  del task, tok, texts
   count = len(rollouts.lengths_B)
   rows_B = [row for row in rows for _ in range(count // len(rows))]
   correct_B = np.array(["-" in row.prompt for row in rows_B], np.float32)

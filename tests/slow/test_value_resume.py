@@ -61,8 +61,9 @@ def test_rl_resumes_with_policy_and_critic(tmp_path):
   """VAPO stopped, killed, and never stopped: the same bits."""
   expected = reinforce(tmp_path / "whole")
   saved = checkpoint.Checkpoints(tmp_path / "a" / "checkpoints" / "rl")
-  with pytest.raises(Stopped):  # asked in 2 steps, an evaluation, 1 step
-    reinforce(tmp_path / "a", stop_at=4)
+  # Asked in 2 steps, three times in an evaluation, in 1 step.
+  with pytest.raises(Stopped):
+    reinforce(tmp_path / "a", stop_at=6)
   assert saved.steps() == [0, 1]
   with pytest.raises(KeyboardInterrupt):
     reinforce(tmp_path / "a", die_at=1)
