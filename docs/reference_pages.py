@@ -3,6 +3,7 @@
 fields.md    every field: default, values, what it needs, and its comment
 functions.md every function that a field names: arguments and what it does
 alerts.md    the rules by which a run is checked
+terms.md     terms of papers, from rl_reason/report/terms.toml and features
 
 Defaults, bounds and needs come from the config as it is built, so that they are
 those of a run, whichever file declares a field. A comment is read beside the
@@ -29,6 +30,7 @@ from rl_reason.base import (  # noqa: E402
 )
 from rl_reason.configs import base  # noqa: E402
 from rl_reason.monitoring import alerts  # noqa: E402
+from rl_reason.report import terms  # noqa: E402
 
 SOURCES = ("configs/base.py", "configs/variants.py", "rl_reason/features")
 FIELD = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
@@ -72,6 +74,28 @@ begin with `val-`; a number that is not finite is `null`.
 |---|---|---|---|
 """
 
+TERMS = f"""# Terms
+
+{WRITTEN[:-1]}
+from `rl_reason/report/terms.toml` and the files of features.
+
+## Words with one meaning here
+
+| word | meaning |
+|---|---|
+{{}}
+
+## Terms of papers, and where they are
+
+What a term means, where its formula is, and the field or page that it is here.
+The report of a run underlines these terms, and has the definitions of those
+that it uses at its end; below each chart it says what the chart shows.
+
+| term | what it is | formula | field, page |
+|---|---|---|---|
+{{}}
+"""
+
 
 def pages() -> dict[str, str]:
   """The text of each page, by its name."""
@@ -79,7 +103,23 @@ def pages() -> dict[str, str]:
       "fields.md": field_page(),
       "functions.md": function_page(),
       "alerts.md": alert_page(),
+      "terms.md": term_page(),
   }
+
+
+# --- terms -------------------------------------------------------------------
+
+
+def term_page() -> str:
+  """Words and terms, in alphabetical order."""
+  found = terms.read()
+  return TERMS.format(
+      "\n".join(f"| {x['term']} | {x['what']} |" for x in found["word"]),
+      "\n".join(
+          f"| {x['term']} | {x['what']} | {x['formula']} | {x['where']} |"
+          for x in found["term"]
+      ),
+  )
 
 
 # --- fields ------------------------------------------------------------------

@@ -137,6 +137,15 @@ def test_an_ablation_of_few_rows_has_a_panel_for_each_measure_and_row():
     last = [x["truncation"][-1] for x in runs]
     assert one["y"][-1] == pytest.approx(sum(last) / len(last), rel=1e-3)
   assert own["y"][-1] < 0.1 < grey["y"][-1]
+  assert "training\naccuracy" in [x["y"] for x in small["panels"]]
+  lines = [y for x in small["panels"] for y in x["title"].split("\n")]
+  assert max(map(len, lines)) <= 17  # five beside each other; none is cut
+
+
+def test_no_place_for_a_panel_is_empty_where_rows_can_be_full():
+  for name, count in ("chain", 9), ("credit", 6), ("group_size_sweep", 4):
+    first, *_ = ablation_pages.figure(results.read(name))["blocks"]
+    assert len(first["panels"]) == count and count % first["columns"] == 0
 
 
 def test_pages_and_figures_have_one_palette():

@@ -12,7 +12,15 @@ from conftest import data_of_page
 from rl_reason.base import config, errors
 from rl_reason.checks import config_checks, run_directory
 from rl_reason.monitoring import run_log
-from rl_reason.report import charts, compare, groups, head, page, scores
+from rl_reason.report import (
+    charts,
+    compare,
+    groups,
+    head,
+    page,
+    scores,
+    terms,
+)
 
 LIMIT = 5_000_000
 HOSTILE = (
@@ -129,6 +137,42 @@ def data_of(folder):
   path = page.write(folder)
   assert path == folder / "report.html"
   return data_of_page(path.read_text(encoding="utf-8"), "report")
+
+
+def test_a_report_has_the_definitions_of_terms(tmp_path):
+  """As text: a report is a single file, in which no link to docs/ works."""
+  found = {x["term"]: x for x in data_of(finished(tmp_path))["terms"]}
+  clip = found["clip-higher, dual clip"]
+  assert clip["names"] == ["clip-higher", "dual clip"] and not clip["common"]
+  assert clip["what"].startswith("Clip-higher lets the ratio of a token rise")
+  assert clip["where"] == "surrogate.args.clip_high, surrogate.args.dual_clip"
+  assert found["held out, validation"]["common"]
+  assert found["LoRA"]["where"].startswith("lora.rank, ")  # of a feature
+  every = [name for x in found.values() for name in x["names"]]
+  assert len(every) == len(set(every)), "two terms have the same name"
+  assert not [x for x in found.values() if re.search(r"[`\]]", x["what"])]
+
+
+# Charts without a term: their names say all.
+PLAIN = {
+    "Accuracy",
+    "Energy",
+    "Generation rounds",
+    "Learning rate",
+    "Memory",
+    "Probability of sampled tokens",
+    "Response length",
+    "Time of a step",
+    "Turns",
+}
+
+
+def test_every_chart_names_a_term():
+  known = {n for x in terms.shown() for n in x["names"] if not x["common"]}
+  for chart in charts.CHARTS:
+    text = f"{chart['title']} {chart['about']}".lower()
+    found = [x for x in known if re.search(rf"\b{re.escape(x)}s?\b", text)]
+    assert bool(found) != (chart["title"] in PLAIN), (chart["title"], found)
 
 
 def test_runs_are_compared_on_one_page(tmp_path, monkeypatch):

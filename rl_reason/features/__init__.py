@@ -45,7 +45,7 @@ def declared() -> tuple[Any, ...]:
   return tuple(x.FEATURE for x in modules)
 
 
-def charts() -> list[pathlib.Path]:
-  """The files of charts that features have, for the report of a run."""
-  files = (pathlib.Path(__file__).parent / x / "charts.toml" for x in FEATURES)
-  return [x for x in files if x.exists()]
+def files(name: str) -> list[pathlib.Path]:
+  """The files of a name that features have, such as charts.toml."""
+  found = (pathlib.Path(__file__).parent / x / name for x in FEATURES)
+  return [x for x in found if x.exists()]

@@ -15,9 +15,10 @@ from rl_reason.base import json_files
 from rl_reason.lab import comparison
 from rl_reason.report import figures, rendering
 
-COLUMNS = {0: 1, 1: 1, 2: 2, 3: 3, 5: 3, 6: 3}  # by small panels; else 4
+COLUMNS = {0: 1, 1: 1, 2: 2, 3: 3, 5: 3, 6: 3, 9: 3}  # by small panels; else 4
 MOST = 6  # rows beside the reference whose measures are drawn, too
 LETTERS = 108  # of a title over the whole width of the figure
+UPRIGHT = 12  # letters of a measure beside its panel; more make two lines
 TOPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of axes of shares
 
 
@@ -160,7 +161,7 @@ def figure(data: dict[str, Any]) -> dict[str, Any]:
   blocks = [figures.block(panels, columns=columns, height=height)]
   if others and len(others) <= MOST and (small := _measures(data, others)):
     blocks.append(figures.block(small, columns=len(others), height=1.25))
-    about = "\nSmall: measures in training, mean over seeds"
+    about = "\nSmall: measures in training, mean over seeds."
   forests = []
   for axis, end in where.items():
     by_row = comparison.differences(data, at=end, axis=axis)
@@ -205,7 +206,7 @@ def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
           figures.lines(
               curves,
               x="RL step" if name == found[-1] else "",
-              y="" if i else name,
+              y="" if i else "\n".join(textwrap.wrap(name, UPRIGHT)),
               title=_wrapped(row, len(others)) if name == found[0] else "",
               percent=share,
               top=top,
@@ -217,7 +218,9 @@ def _measures(data: dict[str, Any], others: list[str]) -> list[dict[str, Any]]:
 
 def _wrapped(row: str, columns: int) -> str:
   """The name of a row as the title of a panel, in lines; none is cut."""
-  return "\n".join(textwrap.wrap(row, LETTERS // columns)) or row
+  # Beside more panels, the labels of the vertical axis take more of the width.
+  letters = LETTERS // columns if columns < 5 else 17
+  return "\n".join(textwrap.wrap(row, letters)) or row
 
 
 def _top(data: dict[str, Any], name: str, others: list[str]) -> float:

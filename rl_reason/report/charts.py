@@ -19,7 +19,7 @@ CHARTS: list[dict[str, Any]] = [
     chart
     for path in (
         pathlib.Path(__file__).with_suffix(".toml"),
-        *features.charts(),
+        *features.files("charts.toml"),
     )
     for chart in tomllib.loads(path.read_text("utf-8"))["chart"]
 ]

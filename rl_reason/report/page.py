@@ -31,6 +31,7 @@ from rl_reason.report import (
     head,
     machine,
     scores as scores_lib,
+    terms,
 )
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
 from rl_reason.report.rendering import as_text, render
@@ -71,7 +72,8 @@ def write(
   path, (data, damaged) = workdir / "report.html", _data(workdir)
   for line in damaged:
     say(line)
-  json_files.write_text(path, render("report", data))
+  whole = data | dict(terms=terms.shown())  # the same for all runs
+  json_files.write_text(path, render("report", whole))
   return path
 
 

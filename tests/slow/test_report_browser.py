@@ -11,7 +11,7 @@ from test_report import HOSTILE, data_of, evaluation, put, rl_line, sample
 
 from bench import results
 from bench.tools import report_picture
-from rl_reason.report import compare, page
+from rl_reason.report import compare, page, terms
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,43 @@ def test_in_a_browser(tmp_path):
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")
   assert [float(x) for x in numbers] == [rows[0][name][2] for name in names]
+
+
+@needs_chromium
+def test_terms_lead_to_their_definitions_and_back(tmp_path):
+  """Texts of the page, once for each chart; words of a model are no terms."""
+  lines = [evaluation(0, 0.1, 0.2), rl_line(1), rl_line(2)]
+  rows = [sample("rl", 1, "entropy advantage ")]
+  path = page.write(put(tmp_path, lines, rows))
+  probe = """<script>
+    const marked = [...document.querySelectorAll(".term")];
+    const names = [...document.querySelectorAll("#terms dt")];
+    const of = title => [...document.querySelectorAll(".chart")].find(
+      x => x.querySelector("h3").textContent === title);
+    const inChart = title => [...of(title).querySelectorAll(".term")]
+      .map(x => x.textContent);
+    const before = location.href;
+    const link = of("Entropy").querySelector(".term");
+    link.click();
+    const at = document.activeElement.textContent;
+    document.activeElement.nextSibling.querySelector("a").click();
+    const back = document.activeElement === link;
+    document.body.textContent = "FOUND" + JSON.stringify([
+      inChart("Entropy"), inChart("KL divergence"), link.title, at, back,
+      before === location.href,
+      document.querySelectorAll(".model .term, svg .term").length,
+      names.length, new Set(names.map(x => x.textContent)).size,
+      marked.every(x => names.some(y =>
+        y.nextSibling.textContent.startsWith(x.title)))]) + "FOUND";
+  </script>"""
+  found = found_in_browser(path, probe)
+  of_chart, of_kl, title, at, back, same, inside, count, distinct, all_ = found
+  assert "Entropy" == of_chart[0] and of_chart.count("Entropy") == 1
+  assert "entropy" not in of_chart and "KL divergence" in of_kl
+  (entry,) = (x for x in terms.shown() if "entropy" in x["names"])
+  assert title == entry["what"] and at == entry["term"]
+  assert back and same and not inside and all_
+  assert count == distinct > 5
 
 
 @needs_chromium

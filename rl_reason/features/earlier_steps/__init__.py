@@ -12,6 +12,7 @@ from rl_reason.base.fields import number
 from rl_reason.checks import cautions, config_facts
 
 _NEED = "earlier steps"
+_LOOKED_BACK = 16  # steps, at most, of the warning about prompts
 
 
 def _reads(c) -> bool:
@@ -33,6 +34,8 @@ class _EarlierSteps(feature.Declaration):
       "not_replayed": {
           "advantage.history": "the history of the run has another length",
           "advantage.history_ratio": "earlier steps are weighed as in the run",
+          "advantage.history_responses": "the run remembers as many responses",
+          "advantage.history_prompts": "the run remembers as many prompts",
       },
   }
 
@@ -41,7 +44,21 @@ class _EarlierSteps(feature.Declaration):
         c,
         "advantage",
         # RL steps that `temporal` looks back.
-        history=number(2, low=1, needs=_NEED),
+        history=number(
+            2,
+            low=1,
+            needs=_NEED,
+            not_with={
+                "advantage.history_responses": "it looks back at all steps",
+            },
+        ),
+        # Responses of each prompt that are remembered, of whatever step; 0: all
+        # of the last `advantage.history` steps.
+        history_responses=number(0, low=0, needs=_NEED),
+        # Prompts whose responses are remembered.
+        history_prompts=number(
+            1024, low=1, needs="advantage.history_responses"
+        ),
         # Upper bound of its importance weights.
         history_ratio=number(2.0, low=0, needs=_NEED),
     )
@@ -60,44 +77,67 @@ class _EarlierSteps(feature.Declaration):
           "no routes are kept of earlier steps: leave it out, or set"
           " rollout.replay_routing = False"
       )
+    a, prompts = c.advantage, c.rollout.batch // c.rollout.group_size
+    if a.history_responses and a.history_prompts < prompts:
+      yield "advantage.history_prompts", (
+          f"must be at least {prompts}, the prompts of a batch"
+      )
 
   def cautions(self, c) -> Iterator[feature.Rule]:
     name, steps = "advantage.name", c.advantage.history
+    more = "use fewer task.difficulties, or raise advantage.history"
+    if c.advantage.history_responses:
+      batch = max(c.rollout.batch // c.rollout.group_size, 1)
+      steps = min(
+          c.advantage.history_prompts // batch, c.rl.steps, _LOOKED_BACK
+      )
+      more = "use fewer task.difficulties, or raise advantage.history_prompts"
     alone = "prompts without earlier responses get leave_one_out's baseline"
-    if c.task.name == tasks.FILES:
+    if c.task.name == tasks.FILES and not c.advantage.history_responses:
       yield name, (
           "prompts of files come again only after a pass over data.train; "
           + alone
       )
-    elif _share_returning(c, steps) < 0.1:
+    elif c.task.name != tasks.FILES and _share_returning(c, steps) < 0.1:
       yield name, (
           f"fewer than 10% of prompts come again within {steps} steps; {alone}:"
-          " use fewer task.difficulties, or raise advantage.history"
+          f" {more}"
       )
 
   def early_logps(self, c) -> bool:
     return True
 
   def passes(self, c) -> float:
-    return c.advantage.history
+    return self.axes(c)["H"] // c.rollout.batch
 
   def axes(self, c) -> dict[str, int]:
-    return dict(H=c.rollout.batch * c.advantage.history)
+    """H: a multiple of the batch, whose log-probs the trainer computes."""
+    batches, kept = c.advantage.history, c.advantage.history_responses
+    if kept:
+      prompts = c.rollout.batch // c.rollout.group_size
+      batches = -(-prompts * kept // c.rollout.batch)
+    return dict(H=c.rollout.batch * batches)
 
   def arrays(self, c) -> dict:
-    from rl_reason.features.earlier_steps import history
+    from rl_reason.features.earlier_steps import history, prompt_history
 
-    return dict(history=history.of_config(c))
+    by_prompt = c.advantage.history_responses
+    kind = prompt_history if by_prompt else history
+    return dict(history=kind.of_config(c))
 
   def start(self, c, loop: feature.Loop) -> feature.Part:
-    from rl_reason.features.earlier_steps import history
+    from rl_reason.features.earlier_steps import history, prompt_history
 
-    return history.EarlierSteps(
-        history.of_config(c),
+    options = dict(
         logps=loop.logps,
         batch=c.rollout.batch,
         ratio_limit=c.advantage.history_ratio,
     )
+    if c.advantage.history_responses:
+      return prompt_history.EarlierResponses(
+          prompt_history.of_config(c), self.axes(c)["H"], **options
+      )
+    return history.EarlierSteps(history.of_config(c), **options)
 
 
 def _share_returning(c, steps: int) -> float:
