@@ -232,6 +232,7 @@ def test_a_long_memory_of_prompts_equals_a_long_memory_of_steps():
   assert np.abs(both[0]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_programs", "half_correct")
 def test_a_run_with_responses_of_prompts_resumes(tmp_path, monkeypatch):
   """The same bits as without the interruption, and prompts come again."""
