@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import test_resume
 import tiny_session
 from by_hand import DTYPES, NEAR, call, close
 from test_checks import FILES, with_fields
@@ -236,6 +235,8 @@ def test_a_long_memory_of_prompts_equals_a_long_memory_of_steps():
 @pytest.mark.usefixtures("shared_programs", "half_correct")
 def test_a_run_with_responses_of_prompts_resumes(tmp_path, monkeypatch):
   """The same bits as without the interruption, and prompts come again."""
+  import test_resume
+
   monkeypatch.setattr(test_resume.interim, "run", lambda *_: 0.0)
   changes = test_resume.RARE | dict(
       task__difficulties=(2,),
