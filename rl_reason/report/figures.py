@@ -144,7 +144,7 @@ def figure(
   Args:
     *blocks: of `block`.
     width: in inches.
-    legend: whether a legend of the first panel is above the figure.
+    legend: whether a legend of all panels is above the figure.
     note: a line above the figure.
   """
   return dict(width=width, note=note, legend=legend, blocks=list(blocks))
@@ -251,11 +251,16 @@ def draw(figure: dict[str, Any], path: pathlib.Path) -> None:
     )
     for part, one in zip(parts[:, 0], figure["blocks"], strict=True):
       _draw_block(part, one)
-    first = fig.axes[0]
     if figure["legend"]:
-      shown = first.get_legend_handles_labels()
+      shown: dict[str, Any] = {}
+      for axes in fig.axes:
+        for handle, label in zip(
+            *axes.get_legend_handles_labels(), strict=True
+        ):
+          shown.setdefault(label, handle)
       fig.legend(
-          *shown,
+          [*shown.values()],
+          [*shown],
           loc="outside upper center",
           ncol=4,
           frameon=False,
