@@ -24,10 +24,11 @@ from rl_reason.models import (
     critic,
     decoder,
     kernels,
+    packed_attention,
     parameters,
 )
 from rl_reason.rollout import sampler_weights
-from rl_reason.stages import optimizers
+from rl_reason.stages import model, optimizers
 from rl_reason.training import optimizer, packing
 
 # fp32 arrays of the size of the trained parameters besides the state:
@@ -161,6 +162,8 @@ def estimate(
   saved, transient = activations(computed, mesh, tokens)
   if on_cpu:
     transient += score_bytes(cfg, mesh, length)
+    if model.shares_prompts(c):
+      transient += shared_key_bytes(c, computed, mesh, tokens)
   logits = logit_bytes(cfg, mesh, tokens)
   update = {
       "batch": batch_bytes(c, mesh, budget),
@@ -359,6 +362,22 @@ def score_bytes(cfg: decoder.ModelConfig, mesh, length: int) -> int:
   """Bytes of the scores of attention of one packed row, without a kernel."""
   heads = cfg.heads // sharding.num_shards(mesh, "heads")
   return int(SCORE_COPIES * 4 * heads * length**2)
+
+
+def shared_key_bytes(c, cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
+  """Bytes of the keys and values that tiles of queries read, and of gradients.
+
+  With shared prompts, a tile has copies of the keys that it may see.
+  """
+  prompt, response = c.rollout.max_prompt, c.rollout.max_tokens
+  size = max(
+      packed_attention.TILE,
+      -(-(prompt + response) // packed_attention.MAX_TILES),
+  )
+  keys = prompt + min(size + response, tokens)
+  heads = cfg.kv_heads // sharding.num_shards(mesh, "kv_heads")
+  of_key = 2 * heads * cfg.head_dim * itemsize(cfg)
+  return 2 * -(-tokens // size) * keys * of_key
 
 
 def prefill_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
