@@ -384,8 +384,8 @@ def prefill_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
   """Bytes of temporary buffers while `tokens` tokens of prompts are read."""
   parts = sharding.num_shards(mesh, "heads")
   projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts
-  widest = max(projected, 3 * cfg.mlp // parts)
-  return tokens * itemsize(cfg) * (3 * cfg.width + widest)
+  widest = max(projected, 2 * cfg.mlp // parts)
+  return tokens * itemsize(cfg) * (2 * cfg.width + widest)
 
 
 def logit_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
