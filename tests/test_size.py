@@ -497,8 +497,9 @@ def test_formula_and_analysis_agree_with_the_peaks_that_were_measured():
   for name, phases in found.items():
     for phase, x in phases.items():
       for source in "formula", "xla":
-        ratio = x[source] / x["measured"]
-        assert abs(ratio - 1) < 0.3, (name, phase, source, ratio)
+        # Arenas of threads are a few MiB, which matter in the smallest runs.
+        most = max(0.3 * x["measured"], 8 * 2**20)
+        assert abs(x[source] - x["measured"]) < most, (name, phase, source)
 
 
 def test_the_formula_is_the_one_of_the_table():
