@@ -11,7 +11,8 @@ from rl_reason.base.fields import function
 from rl_reason.base.function_kinds import Kind
 from rl_reason.checks import config_facts
 
-_KIND, _FIELD = "value_mixture", "critic.value_mixture"
+_KIND = "value_mixture"
+_FIELD = f"critic.{_KIND}"
 
 
 class _MixedValues(feature.Declaration):
