@@ -5,23 +5,19 @@
   python -m studies.knobs.run --table    # only the pages, from JSON
 
 Reward shape, clip bound, group size and length punishment of GRPO on the
-default task. Writes knobs.{json,md,html}; plan.md is the
-plan.
+default task. Writes knobs.{json,md}; plan.md is the plan.
 """
 
 import collections
 import functools
 import itertools
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-
-from scipy import stats
 
 from bench import results
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
-from rl_reason.report import charts, rendering, scores
+from rl_reason.report import charts, scores
 
 NAME = "knobs"
 SEEDS = ablate.fresh_seeds("rl_reason four knobs", 3)
@@ -392,9 +388,7 @@ def page(result: dict) -> list[str]:
   counts = collections.Counter(x[-1].partition(":")[0] for x in known)
   words = (f"{count} {verdict}" for verdict, count in counts.items())
   out = [
-      "Every curve is on the interactive page [knobs.html](knobs.html), which"
-      " needs no network; data in `knobs.json`. The plan is"
-      " [plan.md](plan.md).",
+      "Data in `knobs.json`. The plan is [plan.md](plan.md).",
       "",
       *(f"- {x}" for x in notes(result)),
       "",
@@ -489,51 +483,5 @@ def _text(found: list[float | None] | None, outcome: Outcome) -> str:
   return f"{text} ± {scale * found[1]:.{outcome.digits}f}"
 
 
-CHARTS = (
-    ("Held-out accuracy", "accuracy", "evaluate", "% of responses", True),
-    ("Response length", "length", "rl", "tokens", False),
-    ("Entropy", "entropy", "rl", "nats per token", False),
-    ("Training accuracy", "training accuracy", "rl", "% of responses", True),
-    ("Clipped", "clipped", "rl", "% of tokens", True),
-)
-
-
-def interactive(result: dict) -> str:
-  """knobs.html."""
-  names = range(2, len(result["seeds"]) + 1)
-  data = dict(
-      title="Four knobs",
-      about=about(result),
-      notes=notes(result),
-      x=["step", "tokens"],
-      t={n: float(stats.t.ppf(0.975, n - 1)) for n in names},
-      outcomes=[x._asdict() for x in OUTCOMES],
-      defaults=list(DEFAULTS),
-      effects=main_effects(result),
-      verdicts=verdicts(result),
-      charts=[
-          dict(
-              title=title,
-              measure=measure,
-              kind=kind,
-              unit=unit,
-              percent=percent,
-              wide=not i,
-              between=True,
-              about="Mean over seeds, minimum and maximum as a band.",
-          )
-          for i, (title, measure, kind, unit, percent) in enumerate(CHARTS)
-      ],
-      config=rendering.as_text(
-          dict(command=result["command"]) | result["common"]
-      ),
-      environment=rendering.as_text(result["environment"]),
-  )
-  kept = {name: result[name] for name in ("seeds", "knobs", "steps", "runs")}
-  return rendering.render(NAME, kept | data, pathlib.Path(__file__).parent)
-
-
 if __name__ == "__main__":
-  results.main(
-      __doc__, NAME, measure, page, interactive=interactive, flags=flags
-  )
+  results.main(__doc__, NAME, measure, page, flags=flags)

@@ -1,4 +1,4 @@
-"""The pages of the four knobs and of the surrogates in a browser."""
+"""The pages of the four switches and of the surrogates in a browser."""
 
 import html
 import itertools
@@ -7,21 +7,17 @@ import shutil
 import numpy as np
 import pytest
 from conftest import found_in_browser
-from knob_runs import result
-from switch_runs import result as switched
+from switch_runs import result
 
 from bench.tools import cards
-from rl_reason.lab import comparison
 from studies.four_switches import run as four_switches
-from studies.knobs import run as knobs
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium"),
 ]
 PAGES = {
-    "knobs": lambda: knobs.interactive(result(200)),
-    "switches": lambda: four_switches.interactive(switched()),
+    "switches": lambda: four_switches.interactive(result()),
     "cards": cards.page,
 }
 
@@ -145,49 +141,6 @@ def test_the_range_of_a_card_and_its_mask(tmp_path):
   assert f"A < 0: r < {np.exp(-0.1):.6f}." in mask  # and not 0.8
 
 
-def test_knobs_turn_by_press_and_by_key(tmp_path):
-  """Numbers of a cell, of a difference and of a main effect are Python's."""
-  probe = """<script>
-    const rows = k => [...document.querySelectorAll("#knobs table")[k]
-      .querySelectorAll("tbody tr")].map(row => [...row.querySelectorAll("td")]
-      .map(x => x.textContent));
-    const found = [rows(2)];
-    document.querySelectorAll("#knobs table")[2].querySelectorAll("input")[2]
-      .click();
-    found.push(cell, rows(2)[0][1]);
-    const pressed = document.querySelector("#map [aria-pressed=true]");
-    pressed.focus();
-    pressed.dispatchEvent(new KeyboardEvent("keydown",
-      {key: "ArrowRight", bubbles: true}));
-    found.push(cell, document.activeElement.getAttribute("aria-label"));
-    found.push(document.querySelectorAll("#charts svg path").length);
-    found.push(document.querySelectorAll("#map button").length);
-    $("outcome").selectedIndex = 2;
-    $("outcome").onchange();
-    found.push(rows(3)[1][0]);
-    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
-  </script>"""
-  found = found_in_browser(written(tmp_path, "knobs"), probe)
-  shape, turned, gap, moved, label, paths, buttons, length = found
-  assert shape[0][1] == "chosen" and shape[2][0] == "70.0"
-  runs = result(200)["runs"]
-  chosen = {x["seed"]: x for x in runs if x["cell"] == [1, 2, 0, 0]}
-  other = {x["seed"]: x for x in runs if x["cell"] == [1, 2, 2, 0]}
-  gaps = [
-      knobs.value(other[x], knobs.FINAL) - knobs.value(chosen[x], knobs.FINAL)
-      for x in chosen.keys() & other.keys()
-  ]
-  one = comparison.signed(gaps, True).replace("-", "\u2212")
-  assert shape[2][1] == one + (", one seed" if len(gaps) == 1 else "")
-  main = knobs.main_effects(result(200))[knobs.FINAL.name]["reward shape"][2]
-  assert (
-      shape[2][2] == f"\u2212{-100 * main[0]:.1f}\xa0±\xa0{100 * main[1]:.1f}"
-  )
-  assert turned == [1, 2, 2, 0] and gap[0] == "+"
-  assert moved == [1, 2, 2, 1] and "coefficient 1: 10," in label
-  assert paths >= 10 and buttons == 81 and length == "2.0"
-
-
 def test_switches_turn_by_press_and_by_number(tmp_path):
   """All are off at the start; readouts are those of the runs."""
   probe = """<script>
@@ -241,15 +194,6 @@ def test_a_page_fits_the_window(tmp_path, name, width):
   probe = """<script>onload = () => {
     const page = document.querySelector("iframe").contentWindow.document;
     const wide = page.documentElement.scrollWidth;
-    const apart = [...page.querySelectorAll("#knobs label")].filter(label => {
-      const text = page.createRange();
-      text.selectNode(label.lastChild);
-      return text.getClientRects()[0].top
-        > label.firstChild.getBoundingClientRect().bottom;
-    });
-    const found = [wide, apart.map(label => label.textContent)];
-    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+    document.body.textContent = "FOUND" + JSON.stringify(wide) + "FOUND";
   }</script>"""
-  wide, apart = found_in_browser(frame, probe)
-  assert wide <= width
-  assert apart == []  # a radio button is beside its text
+  assert found_in_browser(frame, probe) <= width

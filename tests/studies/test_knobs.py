@@ -3,7 +3,7 @@
 import collections
 
 import pytest
-from conftest import ROOT, data_of_page
+from conftest import ROOT
 from knob_runs import result
 
 from bench import results
@@ -106,14 +106,6 @@ def test_partial_data_are_said_to_be_partial():
   assert one.count("open: fewer than two seeds") == 5
   nothing = "\n".join(knobs.page(result(0) | dict(environment={})))
   assert "- 0 of 243 runs" in nothing
-
-
-def test_the_page_embeds_each_run():
-  data = data_of_page(
-      knobs.interactive(result()), "knobs", results.ROOT / "studies" / "knobs"
-  )
-  assert len(data["runs"]) == 243 and not data["notes"]
-  assert data["t"] == pytest.approx({"2": 12.7062, "3": 4.30265}, abs=1e-4)
 
 
 def test_the_committed_data_are_of_the_plan():
