@@ -355,9 +355,10 @@ def test_a_signal_asks_the_run_to_stop(number, capsys):
 
 
 BUSY = """
-import hashlib
+import hashlib, signal
 from rl_reason import run
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
 with run.stopping({stage!r}):
   print("ready", flush=True)
   hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)  # no Python for minutes
