@@ -264,8 +264,9 @@ from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
 # CPU time of all errors over that of `import jax` alone: 1.1 s of their 1.4 s
-# on an idle machine. Seconds would depend on what else the machine does.
-LIMIT = 1.8
+# on an idle machine, and up to 2 times the import on a busy one. Seconds would
+# depend on what else the machine does.
+LIMIT = 2.5
 
 
 def timed(*mistakes):

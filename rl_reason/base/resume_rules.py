@@ -193,6 +193,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
     old: fields that a checkpoint was made with.
     new: fields of the run that is to be resumed from it.
   """
+  may_move, may_differ = movable(), free_fields()
 
   def free(name):
     if name in EARLIER and name not in old:
@@ -203,9 +204,9 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return True  # only rows of files have programs
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
-    if name in movable() and new.get(f"content.{name}"):
+    if name in may_move and new.get(f"content.{name}"):
       return equal_content(name, old, new)
-    return name.startswith(free_fields())
+    return name.startswith(may_differ)
 
   was, old = complete(old), used(old)
   return [

@@ -71,10 +71,11 @@ def changes(own: dict[str, Any], c) -> dict[str, Any]:
   Fields of the machine, and hashes of files, are left out.
   """
   before, now = resume_rules.complete(own), config_lib.flat(c)
+  of_machine = machine()
   names = [
       x
       for x in {**before, **now}
-      if (x in FIELDS or ".args" in x) and not x.startswith(machine())
+      if (x in FIELDS or ".args" in x) and not x.startswith(of_machine)
   ]
   now = {name: _plain(now.get(name)) for name in names}
   return {

@@ -322,7 +322,7 @@ def test_a_model_that_is_only_evaluated_has_no_factors():
   c.lora.rank = 2
   (one,) = feature.used(c)
   assert one.of_model(config.flat(c), short=True) == "LoRA of rank 2"
-  config.override(c, one.evaluated)
+  config.override(c, feature.marked("evaluated"))
   assert not feature.used(c) and not one.of_model(config.flat(c), short=True)
   assert optimizers.learned(c) is learned_parameters.ALL
 

@@ -184,7 +184,8 @@ def test_a_lost_pretrained_critic_ends_a_run_that_mixes(monkeypatch):
   monkeypatch.setattr(learn, "open_stage", lambda *_: stage)
   monkeypatch.setattr(learn, "_is_complete", lambda *_: False)
   trained = types.SimpleNamespace(
-      sft=lambda *_, **__: "policy", rl=lambda *_, **__: ("newer", "critic", 1)
+      start=lambda *_, **__: "policy",
+      rl=lambda *_, **__: ("newer", "critic", 1),
   )
   monkeypatch.setattr(learn, "trained_parameters", trained)
   said = []
