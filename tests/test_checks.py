@@ -6,7 +6,7 @@ from test_config import with_fields
 
 from configs import base
 from rl_reason import features, tasks
-from rl_reason.base import config, errors, fields
+from rl_reason.base import config, errors, feature, fields
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     config_checks,
@@ -225,7 +225,10 @@ FILES = {
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
         ({"sft.difficulties": (99,)}, "99 is none of arithmetic's"),
         (FILES | {"sft.difficulties": (2,)}, "here SFT reads rows: set ()"),
-        ({"sft.mixture": "careful"}, "must look like"),
+        *(
+            ({name: "careful"}, f"{name} = 'careful': must look like 'careful:")
+            for name in ("sft.mixture", *feature.marked("mixtures"))
+        ),
         ({"sft.mixture": "brilliant:1"}, "'brilliant' is none of"),
         ({"data.train": "gsm8k", "tokenizer": "x"}, "'files' goes with"),
         (FILES | {"tokenizer": ""}, "name a tokenizer"),

@@ -133,7 +133,7 @@ class Stage(NamedTuple):
     about: what it does, for --help.
     rate: the field of its learning rate.
     policy: whether it returns a policy, which --step names as the stage, and no
-      other network. The parameters of SFT are its own then.
+      other network. It may then delete the parameters of SFT.
     steps: the field of its number of steps, if the stage is off where that is
       0. Elsewhere, if its result is a policy, --stage=all and --stage=value
       train it after SFT, and begin with its policy.

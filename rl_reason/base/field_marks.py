@@ -15,6 +15,7 @@ NAMES = {
     "lag": "RL steps, at most, from the sampling of a batch to its update",
     "less_memory": "with it a run needs less memory",
     "machine": "of the machine: changes no number of a run, and is in no card",
+    "mixtures": "has a mixture of styles, as sft.mixture has",
     "movable": "a path, which may change where its content is equal",
     "older_groups": "how many groups of a batch are of earlier steps",
     "older_policy": "above 0, updates see rows of an older policy",

@@ -92,6 +92,7 @@ def check(c, faults: Faults, names: Collection[str] | None = None) -> None:
   """
   readers = {name: (x, "") for name, x in READERS.items()}
   readers |= {x: (_samples(x), "") for x in feature.marked("sources")}
+  readers |= {x: (_mixture(x), "") for x in feature.marked("mixtures")}
   readers |= feature.marked("readers")
   for name, (read, needed) in readers.items():
     wanted = names is None or {name, needed} & {*names}

@@ -8,21 +8,11 @@ from collections.abc import Iterator
 
 from rl_reason import tasks
 from rl_reason.base import feature
-from rl_reason.base.config import at
 from rl_reason.base.fields import choice, field, number, path, rate, section
 
 _STYLES = "dpo.chosen", "dpo.rejected"
 _OF_TASK = {"dpo.samples": "the pairs of files have no styles of the task"}
 _PRETRAINED = 1e-4  # a large learning rate for a checkpoint
-
-
-def _mixture(name: str):
-  def read(c):
-    from rl_reason.checks import config_facts
-
-    return at(c, name) and config_facts.mixture(at(c, name))
-
-  return read
 
 
 class _PreferenceOptimization(feature.Declaration):
@@ -42,7 +32,7 @@ class _PreferenceOptimization(feature.Declaration):
       "smoke": {"dpo.steps": 10, "dpo.warmup_steps": 5},
       "sources": ("dpo.samples",),
       "evaluated": {"dpo.steps": 0},
-      "readers": {name: (_mixture(name), "") for name in _STYLES},
+      "mixtures": _STYLES,
   }
 
   def fields(self, c) -> None:

@@ -7,19 +7,9 @@ SFT; see README.md.
 from collections.abc import Iterator
 
 from rl_reason.base import feature
-from rl_reason.base.config import at
 from rl_reason.base.fields import choice, number, path, rate, section
 
 _STYLES = "reward_model.chosen", "reward_model.rejected"
-
-
-def _mixture(name: str):
-  def read(c):
-    from rl_reason.checks import config_facts
-
-    return at(c, name) and config_facts.mixture(at(c, name))
-
-  return read
 
 
 class _RewardModelStage(feature.Declaration):
@@ -36,7 +26,7 @@ class _RewardModelStage(feature.Declaration):
       "smoke": {"reward_model.steps": 20, "reward_model.evaluate_pairs": 64},
       "sources": ("reward_model.samples",),
       "movable": ("reward_model.init",),
-      "readers": {name: (_mixture(name), "") for name in _STYLES},
+      "mixtures": _STYLES,
   }
 
   def fields(self, c) -> None:
