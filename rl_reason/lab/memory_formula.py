@@ -370,10 +370,7 @@ def shared_key_bytes(c, cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
   With shared prompts, a tile has copies of the keys that it may see.
   """
   prompt, response = c.rollout.max_prompt, c.rollout.max_tokens
-  size = max(
-      packed_attention.TILE,
-      -(-(prompt + response) // packed_attention.MAX_TILES),
-  )
+  size = packed_attention.tile_of(prompt + response)
   keys = prompt + min(size + response, tokens)
   heads = cfg.kv_heads // sharding.num_shards(mesh, "kv_heads")
   of_key = 2 * heads * cfg.head_dim * itemsize(cfg)

@@ -60,9 +60,9 @@ def estimate(
   if config_facts.compares_with_start(c):
     out["reference policy, gathered"] = forward * weights
   for one in feature.used(c):
-    for name, (shape, count) in one.models(c, cfg).items():
-      size = gathered(decoder.table(shape), mesh, itemsize(shape))
-      out[f"{name}, gathered"] = round(count * forward) * size
+    for name, (shape, times) in one.models(c, cfg).items():
+      of_model = gathered(decoder.table(shape), mesh, itemsize(shape))
+      out[f"{name}, gathered"] = round(times * forward) * of_model
   if config_facts.has_critic(c):
     values, size = critic.table(critic_cfg), itemsize(critic_cfg.trunk)
     count = PASSES * micro * updates + forward

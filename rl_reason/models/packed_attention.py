@@ -86,6 +86,15 @@ class Seen(NamedTuple):
   at_BS: Array | None = None
 
 
+def tile_of(longest: int) -> int:
+  """Queries of a tile, with shared prompts.
+
+  Args:
+    longest: tokens of the longest prompt and of the longest response.
+  """
+  return max(TILE, -(-longest // MAX_TILES))
+
+
 def _tiles_of_rows(q_BLKQC, k_BLKC, v_BLKC, seen, longest):
   """Tiles of queries as rows, with the keys that they may see.
 
@@ -96,7 +105,7 @@ def _tiles_of_rows(q_BLKQC, k_BLKC, v_BLKC, seen, longest):
   """
   prompt, response = longest
   (rows, length), slots = q_BLKQC.shape[:2], k_BLKC.shape[1]
-  size = max(TILE, -(-(prompt + response) // MAX_TILES))
+  size = tile_of(prompt + response)
 
   def tiled(x):
     # More queries, which see the keys of the last one.

@@ -132,11 +132,12 @@ def start(c, *, model: Model, output: Output) -> Tree:
   Raises:
     RunError: the stage is not complete; see `sft`.
   """
-  for name in reversed(feature.before_rl(c)):
-    ended = _ended(name, output)
-    assert ended, name
-    return _network(*ended, model)
-  return sft(c, model=model, output=output)
+  names = feature.before_rl(c)
+  if not names:
+    return sft(c, model=model, output=output)
+  ended = _ended(names[-1], output)
+  assert ended, names
+  return _network(*ended, model)
 
 
 def has_sft(c) -> bool:
