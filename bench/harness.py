@@ -22,6 +22,8 @@ from bench import results
 PEERS = ("tunix", "trl")
 ENVIRONMENTS = results.RUNS / "peers"
 PAD, EOS, FIRST = 0, 1, 2  # token ids: padding, EOS, first ordinary token
+# Of log-normal lengths before they are clipped, as a share of the limit.
+MEAN = 100 / 512
 
 FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta tied"
 DIMS = {
@@ -133,9 +135,8 @@ def job(task: str, size: Size, dims: str, dtype: str, options: dict) -> dict:
   groups = size.rows // size.group
   prompts = rng.integers(FIRST, vocab, (groups, size.prompt))
   responses = rng.integers(FIRST, vocab, (size.rows, size.response))
-  mean = size.response * 100 / 512  # 100 tokens if 512 are the maximum
   limits = (
-      lengths(size.rows, size.response, mean)
+      lengths(size.rows, size.response, size.response * MEAN)
       if size.tail
       else [size.response] * size.rows
   )

