@@ -71,6 +71,7 @@ ALL = dataclasses.replace(
 def measure(flags) -> dict[str, Any]:
   """Runs the cases of all tables; cases that are not run keep their data."""
   known = results.read("bench_real").get("cases", {})
+  load = results.load()  # later, it is that of the cases before
   out: dict[str, Any] = {}
   for table in TABLES:
     own = argparse.Namespace(**vars(flags))
@@ -79,6 +80,8 @@ def measure(flags) -> dict[str, Any]:
       found = tables.compare(table, own)
       known |= found.pop("cases")
       out |= found
+  out["environment"] |= dict(load=load)
+  out["command"] = out["command"].replace("bench.libraries.real", "bench.real")
   return out | dict(cases={x: known[x] for x in ALL.cases if x in known})
 
 
