@@ -1,4 +1,4 @@
-"""What a step of each algorithm costs, beside what write-ups claim.
+"""What a step of each algorithm costs, compared with published claims.
 
   python -m bench.costs                  # continues: runs that are missing
   python -m bench.costs --models=135M    # a part; pip install as smollm2 says

@@ -1,9 +1,11 @@
 """Training runs of the benchmarks, by the runner of ablations and sweeps."""
 
 import pathlib
+import subprocess
 from collections.abc import Iterable
 from typing import Any
 
+from bench import results
 from rl_reason.base import config as config_lib
 from rl_reason.checks import config_checks
 from rl_reason.lab import jobs
@@ -16,6 +18,7 @@ def run(
     workdir: pathlib.Path,
     fields: dict[str, Any],
     bases: tuple[pathlib.Path, ...] = (),
+    *flags: str,
 ) -> jobs.Job:
   """Returns the job of a run.
 
@@ -24,12 +27,18 @@ def run(
     workdir: work directory; its name becomes the name of the job.
     fields: {field: value} that differ from the config.
     bases: work directories of runs that this run needs.
+    *flags: of the command, such as --stage=sft.
   """
   c, _ = config_checks.checked(config, fields)
-  args = jobs.arguments(config, fields, workdir)
+  args = jobs.arguments(config, fields, workdir, *flags)
   return jobs.Job(
       workdir.name, workdir, args, config_lib.flat(c), bases, row=workdir.name
   )
+
+
+def command(*args: str) -> None:
+  """Runs a command of the package to its end; its output is shown."""
+  subprocess.run([*jobs.MAIN, *args], cwd=results.ROOT, check=True)
 
 
 def make(wanted: Iterable[jobs.Job], parallel: int = 1, **variables) -> None:

@@ -16,7 +16,6 @@ results/smollm2.{json,md,png}.
 
 import json
 import pathlib
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -99,11 +98,6 @@ def trl_rows() -> list[dict[str, Any]]:
   ]
 
 
-def main_command(*args: str) -> None:
-  """Runs a command of the package."""
-  subprocess.run([*jobs.MAIN, *args], cwd=results.ROOT, check=True)
-
-
 def run_trl(seed: int) -> None:
   """Trains with TRL; the evaluation of this package then scores the policy."""
   out, start = directory(TRL, seed), directory(RL, seed)
@@ -111,8 +105,8 @@ def run_trl(seed: int) -> None:
   common = f"--config={CONFIG}", f"--config.seed={seed}"
   if not start.exists():
     start = PLACE / f"sft-{seed}"
-    main_command(*common, "--stage=sft", f"--workdir={start}")
-  main_command(*common, "--stage=export", "--step=sft", f"--workdir={start}")
+    runs.command(*common, "--stage=sft", f"--workdir={start}")
+  runs.command(*common, "--stage=export", "--step=sft", f"--workdir={start}")
   jobs.say(f"{TRL}, seed {seed}: started")
   task = dict(
       weights=str(start / "export" / "policy"),
@@ -127,7 +121,7 @@ def run_trl(seed: int) -> None:
   if not trained.exists():
     found = harness.call("parity_trl", "trl", task, out / "trl.log")
     json_files.write_json(trained, found)
-  main_command(
+  runs.command(
       *common,
       "--stage=evaluate",
       "--config.sft.steps=0",

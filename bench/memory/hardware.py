@@ -1,4 +1,4 @@
-"""The hardware that guides name for a size of model, beside the formulas.
+"""The hardware that guides recommend by model size, against the formulas.
 
   python -m bench.memory.hardware           # seconds; nothing runs
   python -m bench.memory.hardware --table   # the page alone, from the data
@@ -168,8 +168,8 @@ def verdict(need: float, has: float) -> str:
 def judged(row: dict) -> dict[str, str]:
   """The verdict on devices, host memory and disk of a row.
 
-  Host memory and disk are those of the settings that fit on the devices, and
-  otherwise those of the recipe as it is.
+  Host memory and disk are of the settings with which the run fits on the
+  guide's devices; if none fits, of the recipe as it is.
   """
   guide = next(x for x in GUIDES if x.size == row["size"])
   most = math.inf

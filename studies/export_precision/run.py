@@ -11,10 +11,8 @@ plan.md. Writes export_precision.{json,md}.
 
 import json
 import pathlib
-import subprocess
-import sys
 
-from bench import results
+from bench import results, runs
 from rl_reason.lab import ablate, comparison
 
 NAME = "export_precision"
@@ -26,13 +24,12 @@ SET = "val-core/arithmetic/acc"
 
 def evaluated(workdir: pathlib.Path, precision: str) -> dict[str, float]:
   """Evaluates the newest checkpoint of a run in a precision."""
-  command = [sys.executable, "-m", "rl_reason.main", "--stage=evaluate"]
-  command += [f"--workdir={workdir}", "--step=newest"]
+  command = ["--stage=evaluate", f"--workdir={workdir}", "--step=newest"]
   name = "evaluation-newest"
   if precision != "same":
     command.append(f"--config.export.precision={precision}")
     name += f",export.precision={precision}"
-  subprocess.run(command, check=True, cwd=results.ROOT)
+  runs.command(*command)
   values = json.loads((workdir / f"{name}.json").read_text())
   return {x: values[f"{SET}/{x}"] for x in SCORES}
 

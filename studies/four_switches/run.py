@@ -203,7 +203,6 @@ OUTCOMES = (
     Outcome("truncated, %", "truncated", EVERY, "points", 100),
 )
 FINAL, _, ENTROPY, LENGTH, _ = OUTCOMES
-BY_NAME = {x.name: x for x in OUTCOMES}
 Values = dict[int, float]  # by seed
 
 
@@ -266,9 +265,8 @@ def text(values: Values, outcome: Outcome) -> str:
   """'+3.2 ± 1.1 points'."""
   if not values:
     return "–"
-  mean, half = interval(values)
-  end = "" if half is None else f" ± {half:.{outcome.digits}f}"
-  return f"{mean:+.{outcome.digits}f}{end} {outcome.unit}".rstrip()
+  mean = results.mean([*values.values()], f"+.{outcome.digits}f")
+  return f"{mean} {outcome.unit}".rstrip()
 
 
 def clear(values: Values) -> int:
@@ -372,7 +370,7 @@ def headline(result: dict) -> str:
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
   runs, known = complete(result["runs"]), verdicts(result)
-  shown = ["held-out accuracy, %", *(x.name for x in OUTCOMES[1:])]
+  shown = [x.name for x in OUTCOMES]
   out = [
       "Every curve is on the interactive page"
       f" [{NAME}.html]({NAME}.html), which needs no network; data in"
