@@ -20,7 +20,7 @@ def get_config():
           " with the difficulty of the prompt help, where prompts have 2 to 6"
           " operands?"
       ),
-      seeds=ablate.fresh_seeds("rl_reason complexity", 8),
+      seeds=ablate.fresh_seeds("rl_reason noisy verdicts", 8),
       reference="PPO",
       common={
           "critic.pretrain_steps": 20,

@@ -8,8 +8,6 @@ See studies/preferences/plan.md.
 
 from rl_reason.lab import ablate
 
-FILE = "configs/preferences.py"
-
 
 def get_config():
   """RL after SFT, and RL after SFT and DPO; step 0 is without RL."""
@@ -19,19 +17,19 @@ def get_config():
           "What does preference optimization between SFT and RL add? Step 0 of"
           " a row is the policy before RL."
       ),
-      seeds=ablate.fresh_seeds("rl_reason preferences", 8),
+      seeds=ablate.fresh_seeds("rl_reason noisy verdicts", 8),
       reference="SFT, RL",
       common={
           "rl.steps": 20,
           "evaluate.samples": 4,
           "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 500,
+          "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
           "evaluate.every": 5,
       },
       rows=[
-          ("SFT, RL", FILE, {"dpo.steps": 0}),
-          ("SFT, DPO, RL", FILE, {}),
+          ("SFT, RL", "configs/dapo.py", {}),
+          ("SFT, DPO, RL", "configs/preferences.py", {}),
       ],
       measures=("pass@4", "entropy", "length", "mixed groups"),
   )
