@@ -9,11 +9,11 @@ See studies/noisy_verdicts/plan.md.
 from rl_reason.lab import ablate
 
 ALGORITHMS = ("grpo", "dapo", "max_rl")
-SHARES = (0.0, 0.05, 0.1, 0.2)
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45)
 
 
 def get_config():
-  """Twelve rows: 256 responses per step, the built-in task."""
+  """21 rows: 256 responses per step, the built-in task."""
   return ablate.ladder(
       title="Noisy verdicts",
       question=(
