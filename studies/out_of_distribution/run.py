@@ -17,7 +17,8 @@ import pathlib
 from typing import Any, NamedTuple
 
 from bench import results, runs
-from rl_reason.lab import ablate, comparison, jobs
+from rl_reason.lab import ablate, jobs
+from studies.verdicts import decided, within
 
 NAME = "out_of_distribution"
 SEEDS = ablate.fresh_seeds("rl_reason out of distribution", 16)
@@ -182,25 +183,6 @@ def retained(result: dict, row: str, name: str) -> list[float]:
   """A row's gain on a set minus its gain on its own problems, by seed."""
   both = zip(gains(result, row, name), gains(result, row, "own"), strict=True)
   return [x - y for x, y in both]
-
-
-def decided(values: list[float], sign: int, bound: float = 0.0) -> str:
-  """'held' if the interval is beyond a bound on the side of a sign."""
-  mean, half = comparison.interval(values)
-  if half is None:
-    return "open"
-  low, high = sorted((sign * (mean - half), sign * (mean + half)))
-  return "held" if low > bound else "refuted" if high < bound else "open"
-
-
-def within(values: list[float], bound: float) -> str:
-  """'held' if the interval lies within a bound on either side of 0."""
-  mean, half = comparison.interval(values)
-  if half is None:
-    return "open"
-  if abs(mean) + half <= bound:
-    return "held"
-  return "refuted" if abs(mean) - half > bound else "open"
 
 
 def verdicts(result: dict) -> list[tuple[str, str, str]]:
