@@ -59,6 +59,22 @@ def test_compilations_may_take_longer():
   assert "at: waiting for the device" in line
 
 
+def test_a_program_of_the_cpu_may_take_longer():
+  """An update of a large model is one call; it computes, and nothing hangs."""
+  said, screen = [], display.Display(active=False)
+  screen.say = said.append
+  dog = watchdog.Watchdog(screen, 0.1, 0.0)
+  screen.doing("RL 1/12")
+  end = time.monotonic() + 0.5
+  while time.monotonic() < end:
+    sum(range(1000))
+  assert not said
+  time.sleep(1.0)  # 0.5 of 1.5 seconds is more than IDLE; the limit is 1 second
+  dog.close()
+  (line,) = said
+  assert "at: RL 1/12" in line
+
+
 def test_programs_that_run_are_progress():
   """While tokens are decoded no program compiles, and nothing hangs."""
   said, screen = [], display.Display(active=False)

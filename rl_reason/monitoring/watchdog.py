@@ -14,7 +14,8 @@ import time
 from rl_reason.base.errors import LOST
 from rl_reason.monitoring.display import Display
 
-COMPILING = 10  # factor of the seconds during compilation
+WORKING = 10  # factor of the seconds while the process compiles or computes
+IDLE = 0.2  # of a core: a process that uses less waits for something else
 
 
 class Watchdog:
@@ -22,8 +23,9 @@ class Watchdog:
 
   Args:
     display: of the run.
-    seconds: without progress until stacks are written, multiplied by COMPILING
-      during compilation; 0: never.
+    seconds: without progress until stacks are written, multiplied by WORKING
+      during compilation and while the process computes, because a program of a
+      CPU may take minutes and shows no progress in between; 0: never.
     end: seconds without progress until the run ends with exit code LOST; 0:
       never.
   """
@@ -39,14 +41,18 @@ class Watchdog:
     self._closed.set()
 
   def _watch(self) -> None:
-    begin, said = time.monotonic(), 0.0
+    begin, said, last, computed = time.monotonic(), 0.0, 0.0, 0.0
     smallest = min(x for x in (self._seconds, self._limit) if x)
     while not self._closed.wait(min(1.0, smallest / 4)):
       # Waiting on an event, unlike sleeping, ends at once with the run.
       since = max(begin, self._display.progressed)
+      if since != last:
+        last, computed = since, time.process_time()
       waited = time.monotonic() - since
       where = self._display.where() or "outside of all stages"
-      limit = self._seconds * (COMPILING if self._display.compiles else 1)
+      computes = time.process_time() - computed > IDLE * waited
+      works = self._display.compiles or computes
+      limit = self._seconds * (WORKING if works else 1)
       # One warning for each standstill.
       if self._seconds and waited > limit and said != since:
         said = since
