@@ -43,6 +43,7 @@ CASES = {
 TABLES = [
     tables.Table(
         name="real",
+        package="bench",
         title="Sampling, update and step at the shapes of SmolLM2-135M",
         about=(
             "Does the lead over other libraries hold at the shapes of a real"
@@ -77,11 +78,9 @@ def measure(flags) -> dict[str, Any]:
     own = argparse.Namespace(**vars(flags))
     own.case = [x for x in table.cases if x in flags.case]
     if own.case:
-      found = tables.compare(table, own)
+      found = tables.compare(table, own, load=load)
       known |= found.pop("cases")
       out |= found
-  out["environment"] |= dict(load=load)
-  out["command"] = out["command"].replace("bench.libraries.real", "bench.real")
   return out | dict(cases={x: known[x] for x in ALL.cases if x in known})
 
 

@@ -214,7 +214,7 @@ def mean(values: Sequence[float], form: str) -> str:
   """'mean ± half of the width of its 95% interval'; '-' without values."""
   from rl_reason.lab import comparison  # slow: imports SciPy
 
-  if not values:
+  if len(values) == 0:  # an array, too
     return "-"
   middle, half = comparison.interval(values)
   margin = "" if half is None else f" ± {half:{form.removeprefix('+')}}"

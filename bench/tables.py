@@ -19,13 +19,14 @@ class Table:
   """One table: a task of the workers at some sizes.
 
   Attributes:
-    name: of the module in bench/libraries/, and of the files in results/ after
+    name: of the module in `package`, and of the files in results/ after
       'bench_'.
     title: title of the page.
     about: what is compared, and how.
     task: task of the workers.
     cases: sizes by name.
     options: by system, the options that a sweep tries, the likely best first.
+    package: of the module.
   """
 
   name: str
@@ -34,6 +35,7 @@ class Table:
   task: str
   cases: dict[str, Size]
   options: dict[str, list[dict]]
+  package: str = "bench.libraries"
 
   def options_of(self, case: str, name: str) -> list[dict]:
     """Returns the options of a system whose batches do not exceed the rows."""
@@ -164,9 +166,17 @@ def ratios(ours: list[float], peer: list[float]) -> list[float]:
   return [middle, min(pairs), max(pairs)]
 
 
-def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
-  """Runs the cases; returns the result as it goes to JSON."""
-  before = results.load()
+def compare(
+    table: Table,
+    flags: argparse.Namespace,
+    warmups: int = 2,
+    load: float | None = None,
+) -> dict:
+  """Runs the cases; returns the result as it goes to JSON.
+
+  `load` is that of the machine before the command began; None: it begins here.
+  """
+  before = results.load() if load is None else load
   names = ["ours", *dict.fromkeys(flags.peer)]
   cases = {}
   for case in flags.case:
@@ -188,7 +198,7 @@ def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
         tokens=sum(jobs["ours"]["limits"]),
         systems=systems,
     )
-  command = [f"python -m bench.libraries.{table.name}"]
+  command = [f"python -m {table.package}.{table.name}"]
   command += [f"--peer={name}" for name in flags.peer]
   command += [f"--dims={flags.dims}", f"--dtype={flags.dtype}"]
   return dict(

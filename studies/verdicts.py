@@ -8,7 +8,7 @@ differences are paired by seed.
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ FOLDER = pathlib.Path(__file__).parent
 FINAL = -1  # the place of the last evaluation
 
 
-def decided(values: list[float], sign: int, bound: float = 0.0) -> str:
+def decided(values: Sequence[float], sign: int, bound: float = 0.0) -> str:
   """'held' if the interval is beyond a bound on the side of a sign."""
   mean, half = comparison.interval(values)
   if half is None:
@@ -29,12 +29,12 @@ def decided(values: list[float], sign: int, bound: float = 0.0) -> str:
   return "held" if low > bound else "refuted" if high < bound else "open"
 
 
-def strictly(values: list[float], sign: int) -> str:
+def strictly(values: Sequence[float], sign: int) -> str:
   """`decided`, for plans that count an interval with 0 as refuted."""
   return "held" if decided(values, sign) == "held" else "refuted"
 
 
-def within(values: list[float], bound: float) -> str:
+def within(values: Sequence[float], bound: float) -> str:
   """'held' if the interval lies within a bound on either side of 0."""
   mean, half = comparison.interval(values)
   if half is None:
@@ -92,9 +92,9 @@ class Answer(NamedTuple):
   findings: list[Finding]
 
 
-def points(values) -> str:
+def points(values: np.ndarray) -> str:
   """'+1.4 ± 1.1 points'."""
-  return f"{results.mean([*values], '+.1f')} points"
+  return f"{results.mean(values, '+.1f')} points"
 
 
 def noisy_verdicts(scores: Scores) -> Answer:
@@ -260,7 +260,7 @@ def page(name: str) -> list[str]:
   ]
   for x in found:
     form = "+.1f" if x.unit else "+.2f"
-    shown = results.mean([*x.values], form) + x.unit
+    shown = results.mean(x.values, form) + x.unit
     out.append(results.row(x.words, shown, x.verdict))
   return [*out, "", "Made by `python -m studies.verdicts`."]
 
@@ -268,9 +268,9 @@ def page(name: str) -> list[str]:
 def main() -> None:
   """Writes all pages."""
   for name in STUDIES:
-    path = FOLDER / name / "verdicts.md"
-    path.write_text("\n".join(page(name)) + "\n")
-    print(*page(name), sep="\n")
+    text = "\n".join(page(name)) + "\n"
+    (FOLDER / name / "verdicts.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

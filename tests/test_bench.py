@@ -1,5 +1,6 @@
 """Benchmarks: jobs, options, sweeps and pages, without a measurement."""
 
+import argparse
 import dataclasses
 import re
 import subprocess
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import harness, results, tables
+from bench import harness, real, results, tables
 from bench.libraries import memory, rl_step, rollout, update
 from bench.memory import collectives
 from bench.speed import gpu
@@ -200,3 +201,21 @@ def other(x, *, config): return lambda: config
   parts = "rl_reason.stages.parts"
   assert spine.trip(tmp_path) == [(parts, "build"), (parts, "other")]
   assert [x.name for x in spine.binds(tmp_path)] == ["parts.py"]
+
+
+def test_the_load_of_bench_real_is_of_before_its_first_case(monkeypatch):
+  """That of a later case is the benchmark's own."""
+  loads = iter((0.25, 2.0, 2.0))
+  monkeypatch.setattr(results, "load", lambda: next(loads))
+  monkeypatch.setattr(
+      harness, "race", lambda *args: {"ours": dict(seconds=[1.0])}
+  )
+  monkeypatch.setattr(harness, "check", lambda *args: None)
+  cases = ["sampling, tail", "step, 32 rows"]
+  flags = argparse.Namespace(
+      **dict(peer=[], case=cases, repeats=1, environments=None),
+      **dict(dims="4m", dtype="float32"),
+  )
+  found = real.measure(flags)
+  assert found["environment"]["load"] == 0.25
+  assert found["command"].startswith("python -m bench.real ")

@@ -74,7 +74,7 @@ def test_the_index_has_all_studies_and_their_pages():
       re.findall(r"\]\((\w[^)]*)\)", (folder / "README.md").read_text())
   )
   made = {str(x.relative_to(folder)) for x in folder.glob("*/*.md")}
-  # Those of ablations are made beside their pages, and not kept.
+  # Ablations write an interactive page, too, which git ignores.
   interactive = {str(x.relative_to(folder)) for x in folder.glob("*/*.html")}
   made |= interactive & linked
   assert linked == made

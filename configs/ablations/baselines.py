@@ -33,11 +33,7 @@ def get_config():
       reference="GRPO",
       common={
           "rl.steps": STEPS,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=[(row, f"configs/{file}.py", own) for row, file, own in ROWS],
       measures=("entropy", "length", "rounds", "pass@4"),

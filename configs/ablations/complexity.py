@@ -26,11 +26,7 @@ def get_config():
           "critic.pretrain_steps": 20,
           "critic.lam": 1.0,
           "rl.steps": 30,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=[
           ("PPO", "configs/ppo.py", {}),

@@ -56,10 +56,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason credit", 8),
       reference="DAPO",
       common={
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
+          **ablate.EVALUATED,
           "evaluate.every": 1,  # to compare at equal tokens between steps
       },
       rows=[(name, "configs/xor.py", fields) for name, fields in ROWS],

@@ -22,11 +22,7 @@ def get_config():
       common={
           "sft.batch": 64,  # the default when these were measured
           "rl.steps": 25,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=[
           (f"groups of {n}", "configs/grpo.py", {"rollout.group_size": n})

@@ -21,11 +21,7 @@ def get_config():
       reference="SFT, RL",
       common={
           "rl.steps": 20,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=[
           ("SFT, RL", "configs/dapo.py", {}),

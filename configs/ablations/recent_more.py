@@ -41,11 +41,7 @@ def get_config():
       reference="grpo",
       common={
           "rl.steps": 30,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=ROWS,
       measures=("entropy", "length", "clipped", "pass@4"),

@@ -37,10 +37,7 @@ def get_config():
       reference="S = 0",
       common={
           "rl.steps": 30,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
+          **ablate.EVALUATED,
           "evaluate.every": 6,
       },
       rows=[("S = 0", "configs/grpo.py", {}), *ahead],

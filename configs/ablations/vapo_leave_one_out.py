@@ -30,11 +30,7 @@ def get_config():
           "sft.batch": 64,  # the default when these were measured
           "rl.steps": 25,
           "advantage.args.lam": 0.5,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
-          "evaluate.every": 5,
+          **ablate.EVALUATED,
       },
       rows=[
           ("PPO", ppo, {"critic.lam": 0.5}),

@@ -94,10 +94,7 @@ def get_config(variant=""):
       reference=rows[0][0],
       common={
           "rl.steps": steps,
-          "evaluate.samples": 4,
-          "evaluate.prompts": 500,
-          "evaluate.interim_prompts": 250,
-          "evaluate.batch": 250,
+          **ablate.EVALUATED,
           "evaluate.every": 3,
       },
       rows=[(name, GRPO, shared | fields) for name, fields in rows],

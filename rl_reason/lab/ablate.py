@@ -72,6 +72,16 @@ MEASURES = {
     )
 }
 
+# For `common` of a ladder: held-out mean@4 of 500 prompts at the end, and of
+# 250 every 5 steps.
+EVALUATED = {
+    "evaluate.samples": 4,
+    "evaluate.prompts": 500,
+    "evaluate.interim_prompts": 250,
+    "evaluate.batch": 250,
+    "evaluate.every": 5,
+}
+
 # Fields that the SFT model depends on, and further fields of value pretraining.
 _SFT = """
     seed task. data. tokenizer model. sft. rollout.max_prompt rollout.max_tokens

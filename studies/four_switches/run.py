@@ -23,6 +23,7 @@ from bench import results
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, rendering, scores
+from studies.verdicts import decided, within
 
 NAME = "four_switches"
 SEEDS = ablate.fresh_seeds("rl_reason four switches", 8)
@@ -301,18 +302,13 @@ def verdicts(result: dict) -> list[list[str]]:
 def _verdict(values: Values, sign: int) -> str:
   if len(values) < 2:
     return "open: fewer than two seeds"
-  found = clear(values)
-  return "held" if found == sign else "refuted" if found else "open"
+  return decided([*values.values()], sign)
 
 
 def _within(values: Values, bound: float) -> str:
   if len(values) < 2:
     return "open: fewer than two seeds"
-  mean, half = interval(values)
-  low, high = mean - (half or 0), mean + (half or 0)
-  if -bound <= low and high <= bound:
-    return "held"
-  return "refuted" if low > bound or high < -bound else "open"
+  return within([*values.values()], bound)
 
 
 # --- pages -------------------------------------------------------------------

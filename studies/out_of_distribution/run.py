@@ -16,6 +16,8 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bench import results, runs
 from rl_reason.lab import ablate, jobs
 from studies.verdicts import decided, within
@@ -168,28 +170,26 @@ def measure(given) -> dict:
 # --- page --------------------------------------------------------------------
 
 
-def points(result: dict, row: str, name: str) -> list[float]:
+def points(result: dict, row: str, name: str) -> np.ndarray:
   """The accuracy of a row on a set in percent, by seed."""
-  return [100 * x["scores"][row][name] for x in result["runs"]]
+  return np.asarray([100 * x["scores"][row][name] for x in result["runs"]])
 
 
-def gains(result: dict, row: str, name: str, base: str = SFT) -> list[float]:
+def gains(result: dict, row: str, name: str, base: str = SFT) -> np.ndarray:
   """A row minus another on a set in points, by seed."""
-  both = zip(points(result, row, name), points(result, base, name), strict=True)
-  return [x - y for x, y in both]
+  return points(result, row, name) - points(result, base, name)
 
 
-def retained(result: dict, row: str, name: str) -> list[float]:
+def retained(result: dict, row: str, name: str) -> np.ndarray:
   """A row's gain on a set minus its gain on its own problems, by seed."""
-  both = zip(gains(result, row, name), gains(result, row, "own"), strict=True)
-  return [x - y for x, y in both]
+  return gains(result, row, name) - gains(result, row, "own")
 
 
 def verdicts(result: dict) -> list[tuple[str, str, str]]:
   """Each hypothesis of plan.md: what was found, the verdict."""
   out = []
 
-  def add(words: str, values: list[float], verdict: str) -> None:
+  def add(words: str, values: np.ndarray, verdict: str) -> None:
     out.append((words, f"{results.mean(values, '+.1f')} points", verdict))
 
   for row in ROWS:
@@ -203,14 +203,7 @@ def verdicts(result: dict) -> list[tuple[str, str, str]]:
     found = gains(result, row, "longest")
     words = f"3. {row} gains less than 5 points on: {SETS['longest'].title}"
     add(words, found, decided(found, -1, -5.0))
-    found = [
-        x - y
-        for x, y in zip(
-            points(result, row, "numbers"),
-            points(result, row, "own"),
-            strict=True,
-        )
-    ]
+    found = points(result, row, "numbers") - points(result, row, "own")
     words = f"4. {row}: other numbers change the accuracy by less than 3 points"
     add(words, found, within(found, 3.0))
   for name in SEEN:
