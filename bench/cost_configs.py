@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 MODELS = {
     "default": Size(256, 4, 4, 12),  # 100k parameters, the built-in task
-    "135M": Size(64, 4, 2, 6),  # SmolLM2, word problems
+    "135M": Size(32, 2, 2, 6),  # SmolLM2, word problems
     "tiny": Size(32, 2, 1, 3),  # to try the command
 }
 VARIANTS = tuple(f"{x}-{y}" for x in ALGORITHMS for y in MODELS)
