@@ -96,14 +96,20 @@ def directory(algorithm: str, model: str) -> pathlib.Path:
   return results.RUNS / NAME / f"{algorithm}-{model}"
 
 
-def job(algorithm: str, model: str) -> jobs.Job:
-  """The run of an algorithm; all but the first reuse the SFT of the first."""
-  fields, bases = dict[str, Any](), ()
-  if algorithm != cost_configs.ALGORITHMS[0]:
-    bases = (directory(cost_configs.ALGORITHMS[0], model),)
-    fields["sft.reuse"] = str(bases[0])
+def plan(algorithm: str, model: str) -> list[jobs.Job]:
+  """The SFT that all algorithms share, and the run of one.
+
+  SFT is a run of its own, because the peak of a process would be that of SFT.
+  """
+  first = cost_configs.ALGORITHMS[0]
+  sft = directory("sft", model)
   path = f"{CONFIG}:{algorithm}-{model}"
-  return runs.run(path, directory(algorithm, model), fields, bases)
+  return [
+      runs.run(f"{CONFIG}:{first}-{model}", sft, {}, (), "--stage=sft"),
+      runs.run(
+          path, directory(algorithm, model), {"sft.reuse": str(sft)}, (sft,)
+      ),
+  ]
 
 
 def row_of(algorithm: str, model: str) -> dict[str, Any]:
@@ -346,8 +352,7 @@ def measure(given) -> dict:
     for algorithm in cost_configs.ALGORITHMS:
       if algorithm in of_model:
         continue
-      one = job(algorithm, model)
-      runs.make([one])
+      runs.make(plan(algorithm, model))
       of_model[algorithm] = row_of(algorithm, model)
       results.write(NAME, result, page(result))
   return result

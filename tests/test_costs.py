@@ -130,14 +130,15 @@ def test_finished_runs_are_not_made_again(monkeypatch, tmp_path):
 
   def write(name, result, lines):
     stopped(name, result, lines)
-    if len(result["rows"]["tiny"]) == 2 and len(made) == 2:
+    if len(result["rows"]["tiny"]) == 2 and len(made) == 4:
       raise KeyboardInterrupt
 
   monkeypatch.setattr(results, "write", write)
   with pytest.raises(KeyboardInterrupt):
     costs.measure(given)
   result = costs.measure(given)
-  names = [x.workdir.name for x in made]
+  names = [x.workdir.name for x in made[1::2]]
   assert names == ["ppo-tiny", "grpo-tiny", "dapo-tiny", "vapo-tiny"]
+  assert {x.workdir.name for x in made[::2]} == {"sft-tiny"}
   assert [*result["rows"]["tiny"]] == [*cost_configs.ALGORITHMS]
-  assert made[1].bases == (made[0].workdir,)
+  assert all(x.bases == (made[0].workdir,) for x in made[1::2])
