@@ -1,4 +1,4 @@
-"""VAPO's reasons at 512 tokens: a biased critic, decisions all over a response.
+"""VAPO's reasons at 256 tokens: a biased critic, decisions all over a response.
 
   python -m studies.vapo_reasons.run --jobs 2     # resumable
   python -m studies.vapo_reasons.run --seeds 2    # only the first seeds
@@ -6,9 +6,10 @@
   python -m studies.vapo_reasons.run --table      # only the pages, from JSON
 
 PPO whose critic starts from a reward model, value pretraining, decoupled GAE
-and length-adaptive GAE, one after the other, and controls. The task is
-spread.py, the plan plan.md. Writes what an ablation writes: vapo_reasons.json,
-its page, figure and interactive page.
+and length-adaptive GAE, one after the other, and controls. All runs start from
+one SFT model and one reward model. The task is spread.py, the plan plan.md.
+Writes what an ablation writes: vapo_reasons.json, its page, figure and
+interactive page.
 """
 
 import argparse
@@ -31,11 +32,11 @@ COMMON = {
     "sft.mixture": "noisy:1",
     "sft.habits.steps": 0,
     "sft.habits.mixture": "",
-    "sft.steps": 300,
-    "sft.batch": 32,
-    "sft.lr": 3e-3,
+    "sft.steps": 400,
+    "sft.batch": 16,
+    "sft.lr": 6e-3,
     "sft.threshold": 0.0,
-    "rollout.batch": 64,
+    "rollout.batch": 32,
     "rollout.max_prompt": len(spread.LETTERS) + 1,
     "rollout.max_tokens": spread.MAX_RESPONSE,
     "updates.token_budget": 8192,
@@ -56,7 +57,7 @@ COMMON = {
 REWARD_MODEL = {
     "reward_model.chosen": "right:1",
     "reward_model.rejected": "wrong:1",
-    "reward_model.steps": 100,
+    "reward_model.steps": 200,
     "reward_model.batch": 16,
     "reward_model.evaluate_pairs": 64,
 }
@@ -78,16 +79,16 @@ ROWS: dict[str, dict[str, Any]] = {
 def ladder(seeds: tuple[int, ...]):
   """The study as an ablation, for its data and pages."""
   return ablate.ladder(
-      title="VAPO's reasons at 512 tokens",
+      title="VAPO's reasons at 256 tokens",
       question=(
           "Do value pretraining, decoupled and length-adaptive GAE help where"
           " the critic starts from a reward model and decisions are spread over"
-          " 512 tokens?"
+          " 256 tokens?"
       ),
       seeds=seeds,
       reference=BASE,
       rows=[(name, CONFIG, fields) for name, fields in ROWS.items()],
-      measures=("length", "truncated", "explained variance", "value loss"),
+      measures=("length", "truncation", "explained variance", "value loss"),
   )
 
 
@@ -96,27 +97,39 @@ def directory(name: str, seed: int) -> pathlib.Path:
   return results.RUNS / NAME / f"{ablate.slug(name)}-{seed}"
 
 
-def plan(seed: int) -> list[jobs.Job]:
-  """SFT, the reward model, and the rows, which share both."""
-  common = COMMON | {"seed": seed} | runs.HELD_OUT
-  sft, reward_model = (directory(x, seed) for x in ("sft", "reward model"))
-  reuse = common | {"sft.reuse": str(sft)}
-  base = runs.run(CONFIG, sft, common, (), "--stage=sft")
+def plan(seeds: tuple[int, ...]) -> list[jobs.Job]:
+  """SFT and the reward model, of the first seed, and all rows of each seed."""
+  first = seeds[0]
+  sft, reward_model = (directory(x, first) for x in ("sft", "reward model"))
+
+  def fields(seed: int) -> dict[str, Any]:
+    return COMMON | {"seed": seed} | runs.HELD_OUT
+
+  reuse = {"sft.reuse": str(sft)}
+  base = runs.run(CONFIG, sft, fields(first), (), "--stage=sft")
   scorer = runs.run(
-      CONFIG, reward_model, reuse | REWARD_MODEL, (sft,), "--stage=reward_model"
+      CONFIG,
+      reward_model,
+      fields(first) | reuse | REWARD_MODEL,
+      (sft,),
+      "--stage=reward_model",
   )
   out = [x._replace(row="") for x in (base, scorer)]
   critic = {
       "critic.init": "exported",
       "critic.path": str(reward_model / "export" / "reward_model"),
   }
-  for name, fields in ROWS.items():
-    biased = {} if name == CONTROL else critic
-    bases = (sft,) if name == CONTROL else (sft, reward_model)
-    job = runs.run(
-        CONFIG, directory(name, seed), reuse | biased | fields, bases
-    )
-    out.append(job._replace(row=name, seed=seed))
+  for seed in seeds:
+    for name, of_row in ROWS.items():
+      biased = {} if name == CONTROL else critic
+      bases = (sft,) if name == CONTROL else (sft, reward_model)
+      job = runs.run(
+          CONFIG,
+          directory(name, seed),
+          fields(seed) | reuse | biased | of_row,
+          bases,
+      )
+      out.append(job._replace(row=name, seed=seed))
   return out
 
 
@@ -135,7 +148,7 @@ def main() -> None:
     seeds = SEEDS[: given.seeds]
     if given.develop is not None:
       seeds = (given.develop,)
-    todo = [job for seed in seeds for job in plan(seed)]
+    todo = plan(seeds)
     runs.make(todo, given.jobs)
     c = ladder(seeds)
     command = f"python -m studies.{NAME}.run"

@@ -1,8 +1,8 @@
-"""Decisions spread over a response of 512 tokens, and an end that is free.
+"""Decisions spread over a response of 256 tokens, and an end that is free.
 
 A letter of the prompt is a bit, and a capital letter is 1: `aBcDefGhijKl:`. A
-response has a part for each third letter: 127 tokens that decide nothing and
-are always the same, then the letter's bit, which alone is right or wrong.
+response has a part for each third letter: 63 tokens that decide nothing and are
+always the same, then the letter's bit, which alone is right or wrong.
 Demonstrations have the wrong bit in one of four, so that 32% of the responses
 of a policy that imitates them are right: .75^4. After the last bit come tokens
 that mean nothing, on average `REST` of them, until the response ends. A
@@ -16,7 +16,7 @@ import numpy as np
 from rl_reason.tasks import Row
 from rl_reason.tasks.xor import in_case
 
-PARTS, FILLER, REST = 4, 127, 24
+PARTS, FILLER, REST = 4, 63, 24
 LETTERS = "abcdefghijkl"
 BITS = "01"
 FIRST, IDLE = 0x4E00, "~"
@@ -28,6 +28,7 @@ ALPHABET = LETTERS + LETTERS.upper() + BITS + ":" + IDLE + "".join(BETWEEN)
 DIFFICULTIES = (1,)
 STYLES = ("noisy", "right", "wrong")
 SHARE = 0.75  # of the bits that `noisy` has right
+UNFINISHED = 0.5  # of the responses in the style `wrong`
 LONGEST = PARTS * (FILLER + 1)
 MAX_RESPONSE = LONGEST + 6 * REST
 
@@ -46,7 +47,7 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
 
 
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
-  """A response in one of STYLES; `wrong` has at least one wrong bit."""
+  """A response in one of STYLES; `wrong` has a wrong bit or ends too early."""
   share = dict(noisy=SHARE, right=1.0, wrong=0.5)[style]
   right = rng.random(PARTS) < share
   if style == "wrong":
@@ -57,6 +58,8 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   )
   idle = min(int(rng.geometric(1 / REST)), MAX_RESPONSE - LONGEST - 1)
   parts = "".join(x + bit for x, bit in zip(BETWEEN, bits, strict=True))
+  if style == "wrong" and rng.random() < UNFINISHED:
+    return parts[: rng.integers(1, LONGEST)]
   return parts + IDLE * idle
 
 
