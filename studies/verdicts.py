@@ -321,9 +321,17 @@ def page(name: str) -> list[str]:
   return [*out, "", "Made by `python -m studies.verdicts`."]
 
 
+def has_run(name: str) -> bool:
+  """Whether the data of a study exist."""
+  return (FOLDER / name / f"{name}.json").exists()
+
+
 def main() -> None:
   """Writes all pages."""
   for name in STUDIES:
+    if not has_run(name):
+      print(f"{name}: planned and not run, no page is written")
+      continue
     text = "\n".join(page(name)) + "\n"
     (FOLDER / name / "verdicts.md").write_text(text)
     print(text)

@@ -52,9 +52,10 @@ def test_scores_pair_rows_by_seed():
   assert gain == pytest.approx([30, 20])
   assert scores.accuracy("b", 0) == pytest.approx([70, 30])
   assert scores.mean("a", "x") == pytest.approx([2, 2])
+  assert scores.change("a", "x", 1) == pytest.approx([2, 2])
 
 
-@pytest.mark.parametrize("name", verdicts.STUDIES)
+@pytest.mark.parametrize("name", filter(verdicts.has_run, verdicts.STUDIES))
 def test_pages_are_of_the_data(name):
   path = verdicts.FOLDER / name / "verdicts.md"
   assert path.read_text() == "\n".join(verdicts.page(name)) + "\n"
