@@ -311,7 +311,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _finding(rows: dict[str, dict[str, Any]]) -> str:
-  """How many claims agree, and the ratios of time and memory to PPO."""
+  """The ratios of time and memory to PPO, and how many claims agree."""
   found = [
       word
       for of_model in rows.values()
@@ -320,19 +320,25 @@ def _finding(rows: dict[str, dict[str, Any]]) -> str:
   ]
   kinds = "agrees", "opposite", "not comparable"
   words = [f"{found.count(x)} x {x}" for x in kinds]
-  ratios = [
-      f"{name.upper()} {x['seconds'] / of_model[BASE]['seconds']:.2f} times the"
-      f" seconds and {x['memory_gib'] / of_model[BASE]['memory_gib']:.2f} times"
-      f" the memory of PPO ({model})"
-      for model, of_model in rows.items()
-      for name, x in of_model.items()
-      if name != BASE and BASE in of_model
-  ]
-  taken = f" A step takes {'; '.join(ratios)}." if ratios else ""
-  return (
-      f"Verdicts on {len(found)} claims about costs:"
-      f" {results.joined(words)}.{taken}"
+  parts = []
+  for model, of_model in rows.items():
+    if BASE not in of_model:
+      continue
+    base = of_model[BASE]
+    ratios = [
+        f"{name.upper()} {x['seconds'] / base['seconds']:.2f} and"
+        f" {x['memory_gib'] / base['memory_gib']:.2f}"
+        for name, x in of_model.items()
+        if name != BASE
+    ]
+    parts.append(f"{results.joined(ratios)} ({TITLES[model]})")
+  taken = (
+      "Seconds and peak memory of a step, divided by those of"
+      f" {BASE.upper()}: {'; '.join(parts)}. "
+      if parts
+      else ""
   )
+  return f"{taken}Of {len(found)} claims: {results.joined(words)}."
 
 
 def flags(parser) -> None:
