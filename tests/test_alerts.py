@@ -365,13 +365,14 @@ def healthy_runs():
   critics the table rightly names, groups of 2 or 4 responses, which have no
   signal once nearly all prompts are solved, batches of older policies, ScaleRL,
   and W-REINFORCE, which the alerts rightly find; critics on parities, where one
-  run of PPO in eight has a false "Length explosion"; and
+  run of PPO in eight has a false "Length explosion"; critics that start from a
+  reward model; and
   chains, which rightly grow from 2 to 65 tokens, and whose critics have little
   to predict once nearly all responses are correct: their data do not have the
   accuracy in training, which tells both rules so.
   """
   for path in data_files().values():
-    if path.stem.startswith(("chain", "variants-critic")):
+    if path.stem.startswith(("chain", "variants-critic", "vapo_reasons")):
       continue
     results = json.loads(path.read_text())
     for run in results["runs"] if "measures" in results else ():
